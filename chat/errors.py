@@ -1,23 +1,23 @@
 """Every error that a caller can be told, as one tree.
 
-    ChatError
-    ├── InvalidRequest            400 invalid_request          (param)
-    │   └── ContextLengthExceeded 400 context_length_exceeded  (param)
-    ├── Unauthenticated           401 unauthenticated
-    ├── NotFound                  404 not_found
-    ├── MethodNotAllowed          405 method_not_allowed
-    ├── ConversationBusy          409 conversation_busy        (generationId)
-    ├── IdempotencyConflict       409 idempotency_conflict
-    ├── TooLarge                  413 too_large
-    ├── UnsupportedMediaType      415 unsupported_media_type
-    ├── Refused                   429, always with Retry-After
-    │   ├── DailyQuotaExceeded        daily_quota_exceeded
-    │   ├── MinuteQuotaExceeded       minute_quota_exceeded
-    │   ├── TooManyReplies            too_many_replies
-    │   └── Overloaded                overloaded               (estimatedWaitSeconds)
-    ├── InternalError             500 internal_error
-    └── Unavailable               503 unavailable, always with Retry-After
-        └── EngineFailed          503 engine_failed            (only inside a stream)
+ChatError
+├── InvalidRequest            400 invalid_request          (param)
+│   └── ContextLengthExceeded 400 context_length_exceeded  (param)
+├── Unauthenticated           401 unauthenticated
+├── NotFound                  404 not_found
+├── MethodNotAllowed          405 method_not_allowed
+├── ConversationBusy          409 conversation_busy        (generationId)
+├── IdempotencyConflict       409 idempotency_conflict
+├── TooLarge                  413 too_large
+├── UnsupportedMediaType      415 unsupported_media_type
+├── Refused                   429, always with Retry-After
+│   ├── DailyQuotaExceeded        daily_quota_exceeded
+│   ├── MinuteQuotaExceeded       minute_quota_exceeded
+│   ├── TooManyReplies            too_many_replies
+│   └── Overloaded                overloaded               (estimatedWaitSeconds)
+├── InternalError             500 internal_error
+└── Unavailable               503 unavailable, always with Retry-After
+    └── EngineFailed          503 engine_failed            (only inside a stream)
 """
 
 import math

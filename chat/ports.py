@@ -111,7 +111,9 @@ class GenerationStore(Protocol):
 
     async def get(self, generation_id: str) -> Generation | None: ...
 
-    async def finish(self, generation_id: str, outcome: Outcome, last_event_id: int, now_ms: int) -> Generation:
+    async def finish(
+        self, generation_id: str, outcome: Outcome, last_event_id: int, now_ms: int
+    ) -> Generation:
         """Save reply, status, ledger entry and daily counter at once; idempotent: the first outcome stays and is returned."""
         ...
 

@@ -97,16 +97,12 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
     valkey_password: str = ""
 
 
-class TokenSettings(Settings, frozen=True, kw_only=True):
-    """Who signs users in. `jwks_url` is where the issuer publishes its keys."""
+class AuthorizerSettings(Settings, frozen=True, kw_only=True):
+    """The Lambda authorizer: who signs users in. `jwks_url` is where the issuer publishes its keys."""
 
     oidc_issuer: str
     oidc_audience: str
     jwks_url: str
-
-
-class AuthorizerSettings(TokenSettings, frozen=True, kw_only=True):
-    """The Lambda authorizer."""
 
 
 class FunctionSettings(StoreSettings, frozen=True, kw_only=True):
@@ -117,9 +113,12 @@ class FunctionSettings(StoreSettings, frozen=True, kw_only=True):
     page_limit: int = 100
 
 
-class StreamerSettings(StoreSettings, TokenSettings, frozen=True, kw_only=True):
+class StreamerSettings(StoreSettings, frozen=True, kw_only=True):
     """The streamer. `tokenizer` is a directory with tokenizer.json, or `bytes` (3 bytes a token)."""
 
+    oidc_issuer: str
+    oidc_audience: str
+    jwks_url: str
     models: list[ModelSpec]
     plans: list[PlanSpec]
     tokenizer: str = "bytes"

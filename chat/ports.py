@@ -75,9 +75,7 @@ class ConversationStore(Protocol):
 
     async def create(self, user_id: str, conversation: Conversation) -> None: ...
 
-    async def page(
-        self, user_id: str, cursor: str | None, limit: int
-    ) -> tuple[list[Conversation], str | None]:
+    async def page(self, user_id: str, cursor: str | None, limit: int) -> tuple[list[Conversation], str | None]:
         """By updatedAt, newest first. Raises InvalidRequest(param=cursor) for a malformed cursor."""
         ...
 
@@ -111,9 +109,7 @@ class GenerationStore(Protocol):
 
     async def get(self, generation_id: str) -> Generation | None: ...
 
-    async def finish(
-        self, generation_id: str, outcome: Outcome, last_event_id: int, now_ms: int
-    ) -> Generation:
+    async def finish(self, generation_id: str, outcome: Outcome, last_event_id: int, now_ms: int) -> Generation:
         """Save reply, status, ledger entry and daily counter at once; idempotent: the first outcome stays and is returned."""
         ...
 
@@ -335,9 +331,7 @@ class Lanes(Protocol):
         """The replica is gone for good; whatever it still had goes back to its lanes."""
         ...
 
-    async def sweep(
-        self, pool: str, now_ms: int, silent_ms: int, abandoned_ms: int, max_attempts: int
-    ) -> Swept: ...
+    async def sweep(self, pool: str, now_ms: int, silent_ms: int, abandoned_ms: int, max_attempts: int) -> Swept: ...
 
     async def touch_followed(self, pool: str, generation_ids: Sequence[str], now_ms: int) -> None:
         """Somebody is following these: they are not abandoned."""

@@ -99,7 +99,7 @@ def wait_for_ministack(port: int, timeout_seconds: float = 30) -> None:
     end = time.monotonic() + timeout_seconds
     while True:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/_ministack/health", timeout=2):  # noqa: S310
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/_ministack/health", timeout=2):
                 return
         except OSError as error:
             if time.monotonic() > end:

@@ -110,7 +110,10 @@ class GenerationStore(Protocol):
     async def get(self, generation_id: str) -> Generation | None: ...
 
     async def finish(self, generation_id: str, outcome: Outcome, last_event_id: int, now_ms: int) -> Generation:
-        """Save reply, status, ledger entry and daily counter at once; idempotent: the first outcome stays and is returned."""
+        """Save reply, status, ledger entry and daily counter at once.
+
+        Idempotent: the first outcome stays and is answered.
+        """
         ...
 
     async def refuse(self, generation_id: str, now_ms: int) -> None:

@@ -95,6 +95,7 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
     content_bucket: str
     valkey_url: str
     valkey_password: str = ""
+    trace_stages: bool = False
 
 
 class AuthorizerSettings(Settings, frozen=True, kw_only=True):
@@ -124,6 +125,7 @@ class StreamerSettings(StoreSettings, frozen=True, kw_only=True):
     tokenizer: str = "bytes"
     system_prompt: str = "You are a helpful assistant."
     context_budget_tokens: int = 6000
+    temperature: float = 0.7
     heartbeat_seconds: float = 8.0
     drain_seconds: float = 90.0
     max_connections: int = 4000

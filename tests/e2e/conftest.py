@@ -21,12 +21,13 @@ def made_up(directory: Path, **variables: object) -> Iterator[Service]:
     port = free_port()
     assignments = [f"{name}={value}" for name, value in variables.items()]
     make = ["make", "-s", f"LOCAL_DIR={directory}", f"PORT={port}"]
-    up = subprocess.run([*make, "up", *assignments], cwd=ROOT, capture_output=True, text=True, timeout=900)
+    command = [*make, "up", *assignments]
+    up = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     try:
         assert up.returncode == 0, f"make up failed:\n{up.stdout[-4000:]}\n{up.stderr[-4000:]}"
         yield Service(f"http://127.0.0.1:{port}", directory)
     finally:
-        subprocess.run([*make, "down"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+        subprocess.run([*make, "down"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.fixture(scope="session")

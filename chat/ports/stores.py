@@ -74,8 +74,16 @@ class ConversationStore(Protocol):
 
     async def rename(self, user_id: str, conversation_id: str, title: str) -> Conversation: ...
 
-    async def delete(self, user_id: str, conversation_id: str) -> None:
-        """Raises NotFound. The conversation is gone at once; its rows are removed in bounded batches."""
+    async def delete(self, user_id: str, conversation_id: str) -> str | None:
+        """Raises NotFound. The conversation is gone at once. Answers the generation that was running in it."""
+        ...
+
+    async def purge(self, conversation_id: str) -> bool:
+        """Remove rows of a deleted conversation in bounded batches; True when none is left. Idempotent."""
+        ...
+
+    async def release(self, conversation_id: str, generation_id: str) -> None:
+        """Free a conversation that is held by a generation that is over, or never was; else a no-op."""
         ...
 
     async def begin_turn(self, user_id: str, turn: NewTurn) -> BeginStatus: ...
@@ -95,7 +103,7 @@ class GenerationStore(Protocol):
     async def finish(self, generation_id: str, outcome: Outcome, last_event_id: int, now_ms: int) -> Generation:
         """Save reply, status, ledger entry and daily counter at once.
 
-        Idempotent: the first outcome stays and is answered.
+        Idempotent: the first outcome stays and is answered. Raises NotFound for an unknown generation.
         """
         ...
 

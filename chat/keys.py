@@ -135,6 +135,11 @@ class PoolKeys:
         return f"{self.tag}:booked"
 
     @property
+    def exhausted(self) -> str:
+        """Set: generations that cannot be run (out of attempts, malformed, too large); a dispatcher fails them."""
+        return f"{self.tag}:exhausted"
+
+    @property
     def followed(self) -> str:
         """Sorted set: generation id -> epoch milliseconds at which a streamer last followed it."""
         return f"{self.tag}:followed"

@@ -62,11 +62,18 @@ class TokenBuffer(Protocol):
         """Raise the fence to `attempt`. Raises Fenced when a later attempt exists, UnknownGeneration."""
         ...
 
-    async def append(self, generation_id: str, attempt: int, entries: Sequence[BufferEntry]) -> int:
+    async def append(
+        self,
+        generation_id: str,
+        attempt: int,
+        entries: Sequence[BufferEntry],
+        owner: GenerationRequest | None = None,
+    ) -> int:
         """Write contiguous entries; those already there are skipped. Answers the last seq in the buffer.
 
         When the buffer lost entries (last seq < first given - 1) nothing is written: send again from
-        last + 1. A lost generation (0) is made anew by an append that begins at seq 1. Raises Fenced.
+        last + 1. A lost generation (0) is made anew by an append that begins at seq 1 and
+        names its `owner`. Raises Fenced.
         """
         ...
 

@@ -13,10 +13,10 @@ class EngineOutput(msgspec.Struct, frozen=True):
 
     token_ids: list[int]
     finish_reason: FinishReason | None = None
-    text: str | None = None
-    """Only from engines that give text instead of token ids (a provider's API)."""
     cached_tokens: int = 0
     prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    """of this attempt, where a provider counts otherwise than by the ids given"""
 
 
 class EngineStatus(msgspec.Struct, frozen=True):

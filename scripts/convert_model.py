@@ -7,7 +7,6 @@ kill: the folder appears under its name only when it is whole.
 
 import argparse
 import importlib.util
-import importlib.util
 import os
 import shutil
 import sys

@@ -7,7 +7,6 @@ cannot make this service knock at the issuer. Verified tokens are remembered unt
 import asyncio
 import hashlib
 import time
-import urllib.error
 import urllib.request
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -114,28 +113,25 @@ class OidcVerifier:
         """The issuer's key, fetched again when it is old or does not know the id."""
         if self._stale(key_id):
             async with self._fetching:
-                if self._stale(key_id):
-                    await self._refresh()
+                if self._stale(key_id) and not await self._refreshed() and key_id not in self._keys:
+                    raise Unavailable("The sign-in service does not answer; try again.")
         return self._keys.get(key_id)
 
     def _stale(self, key_id: str) -> bool:
         age = self._clock() - self._fetched_at
         return age > (_KEYS_SECONDS if key_id in self._keys else _REFETCH_SECONDS)
 
-    async def _refresh(self) -> None:
-        now = self._clock()
+    async def _refreshed(self) -> bool:
+        """Whether the issuer answered. Old keys stay: its outage signs nobody out."""
+        if self._clock() - self._failed_at < _RETRY_SECONDS:
+            return False
         try:
-            if now - self._failed_at < _RETRY_SECONDS:
-                raise OSError("the issuer did not answer a moment ago")
-            document = await asyncio.to_thread(self._fetch, self._jwks_url)
-            self._keys = _parse(document)
-            self._fetched_at = self._clock()
-        except (OSError, ValueError) as error:
-            if now - self._failed_at >= _RETRY_SECONDS:
-                self._failed_at = self._clock()
-            if not self._keys:
-                raise Unavailable("The sign-in service does not answer; try again.") from error
-            # Old keys are better than none: the issuer's outage signs nobody out.
+            self._keys = _parse(await asyncio.to_thread(self._fetch, self._jwks_url))
+        except (OSError, ValueError):
+            self._failed_at = self._clock()
+            return False
+        self._fetched_at = self._clock()
+        return True
 
 
 def _parse(document: bytes) -> Mapping[str, jwt.PyJWK]:

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / ".cache" / "model" / "smollm2-135m-instruct"
 NEEDED = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-QUANTISATION_FIELDS = ("quantization_config",)
+ABANDONED_SECONDS = 3600
 
 
 def say(text: str) -> None:
@@ -48,14 +48,31 @@ def convert(source: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     say("unpacking the weights (about a minute)")
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.bfloat16)
-    for field in QUANTISATION_FIELDS:
-        if hasattr(model.config, field):
-            delattr(model.config, field)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
     # Otherwise save_pretrained would save it as the quantised model that it no longer is.
     model.hf_quantizer, model.is_quantized = None, False
     say("writing")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def publish(unfinished: Path, target: Path) -> None:
+    """Give the whole folder its name, readable for whichever user the worker runs as."""
+    unfinished.chmod(0o755)
+    for file in unfinished.iterdir():
+        file.chmod(0o644)
+    if is_whole(target):
+        return  # another conversion was quicker
+    shutil.rmtree(target, ignore_errors=True)
+    unfinished.rename(target)
+
+
+def remove_abandoned(target: Path) -> None:
+    """Folders of conversions that were killed; a running one is younger than an hour."""
+    for left in target.parent.glob(f".{target.name}-*"):
+        if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def main() -> None:
@@ -68,15 +85,14 @@ def main() -> None:
     began = time.monotonic()
     source = packed_weights()
     target.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(target)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         convert(source, unfinished)
         if not is_whole(unfinished):
             missing = [name for name in NEEDED if not (unfinished / name).is_file()]
             sys.exit(f"convert_model: not written: {', '.join(missing)}")
-        unfinished.chmod(0o755)
-        shutil.rmtree(target, ignore_errors=True)
-        unfinished.rename(target)
+        publish(unfinished, target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     size = sum(file.stat().st_size for file in target.iterdir()) // 1_000_000

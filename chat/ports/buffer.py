@@ -108,6 +108,14 @@ class Subscription(Protocol):
         """The next frame; None after the timeout, or when frames were dropped: read the buffer again."""
         ...
 
+    def lose(self) -> None:
+        """Wake whoever waits, as if frames had been dropped."""
+        ...
+
+    def ready(self) -> list[bytes]:
+        """Everything that has arrived, without waiting."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -9,7 +9,7 @@ import logging
 import random
 import ssl
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
 import hiredis
 
@@ -92,8 +92,8 @@ class _ShardConnection(asyncio.Protocol):
         self._reader = hiredis.Reader()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - asyncio promises it for TCP
-        self.transport = transport
+        # uvloop's transport is no subclass of asyncio.Transport, so this cannot be an isinstance check.
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader

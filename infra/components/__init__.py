@@ -1,0 +1,1 @@
+"""One ComponentResource a file."""

@@ -1,0 +1,134 @@
+"""The architecture on one screen."""
+
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from chat.settings import (
+    AuthorizerSettings,
+    DispatcherSettings,
+    FunctionSettings,
+    Settings,
+    StreamerSettings,
+    WorkerSettings,
+)
+from infra.components.api import Api
+from infra.components.balancer import Balancer
+from infra.components.cache import Cache
+from infra.components.data import Data
+from infra.components.functions import Function
+from infra.components.identity import Identity
+from infra.components.network import Network
+from infra.components.services import Service
+from infra.environment import environment, readable
+from infra.settings import StackSettings
+from infra.tags import Component, tags
+
+STORE_FUNCTIONS = ("conversations", "messages", "generations", "models")
+
+
+def deploy(settings: StackSettings) -> None:
+    """Declare everything."""
+    region = aws.get_region().region
+    network = Network("network", settings, region)
+    identity = Identity("identity", settings)
+    data = Data("data", settings)
+    cache = Cache("cache", settings, network)
+    balancer = Balancer("streamers", settings, network)
+
+    shared = data.values() | {
+        "environment": settings.environment,
+        "valkey_url": cache.url,
+        "models": settings.offered_models,
+        "plans": settings.plans,
+        "trace_stages": settings.trace_stages,
+        "oidc_issuer": identity.issuer,
+        "oidc_audience": identity.audience,
+        "jwks_url": identity.jwks_url,
+    }
+    functions = _functions(settings, network, data, shared)
+    _services(settings, network, data, balancer, region, shared)
+    api = Api("api", settings, region, functions, balancer)
+
+    pulumi.export("apiUrl", api.url)
+    pulumi.export("issuer", identity.issuer)
+    pulumi.export("audience", identity.audience)
+    pulumi.export("userPoolId", identity.pool.id)
+    pulumi.export("accountsTable", data.accounts.name)
+
+
+def _functions(settings: StackSettings, network: Network, data: Data, shared: dict[str, Any]) -> dict[str, Function]:
+    vpc = {"subnet_ids": [subnet.id for subnet in network.subnets], "security_group_ids": [network.tasks.id]}
+
+    def function(name: str, kind: type[Settings] | None, statements: list[dict[str, Any]]) -> Function:
+        variables = environment(kind, readable(kind, shared)) if kind else {}
+        return Function(name, settings, environment=variables, statements=statements, vpc=vpc if kind else None)
+
+    made = {name: function(name, FunctionSettings, data.statements()) for name in STORE_FUNCTIONS}
+    made["meta"] = function("meta", None, [])
+    made["authorizer"] = function("authorizer", AuthorizerSettings, [])
+    return made
+
+
+def _services(
+    settings: StackSettings,
+    network: Network,
+    data: Data,
+    balancer: Balancer,
+    region: str,
+    shared: dict[str, Any],
+) -> None:
+    cluster = aws.ecs.Cluster(
+        "chat",
+        settings=[{"name": "containerInsights", "value": "enabled"}],
+        tags=tags(settings, Component.STREAMING),
+    )
+    common = {"cluster": cluster, "network": network, "region": region, "statements": data.statements()}
+    streamer = readable(StreamerSettings, shared) | {
+        "tokenizer": settings.tokenizer,
+        "system_prompt": settings.system_prompt,
+        "context_budget_tokens": settings.context_budget_tokens,
+        "temperature": settings.temperature,
+    }
+    Service(
+        "streamer",
+        settings,
+        container="streamer",
+        component=Component.STREAMING,
+        count=settings.streamers,
+        environment=environment(StreamerSettings, streamer),
+        target_group=balancer.targets,
+        **common,
+    )
+    dispatcher = readable(DispatcherSettings, shared) | {"pools": list(settings.pools)}
+    Service(
+        "dispatcher",
+        settings,
+        container="dispatcher",
+        component=Component.SCHEDULING,
+        count=settings.dispatchers,
+        environment=environment(DispatcherSettings, dispatcher),
+        **common,
+    )
+    for pool, (model, replicas) in settings.pools.items():
+        worker = readable(WorkerSettings, shared) | {
+            "pool": pool,
+            "model": model,
+            "engine": settings.engine,
+            "model_path": settings.model_path,
+            "dtype": settings.dtype,
+            "max_model_len": settings.max_model_len,
+            "openai_base_url": settings.openai_base_url or None,
+            "openai_model": settings.openai_model or None,
+            "openai_api_key": settings.openai_api_key or None,
+        }
+        Service(
+            f"worker-{pool}",
+            settings,
+            container="worker",
+            component=Component.MODELS,
+            count=replicas,
+            environment=environment(WorkerSettings, worker),
+            **common,
+        )

@@ -42,6 +42,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     draining: bool
     bookings: dict[str, int] = {}
     """generation id -> KV tokens that it has in hand; restores the books after Valkey lost them"""
+    attempts: dict[str, int] = {}
+    """generation id -> its attempt, for the same purpose; 1 where it is not told"""
 
 
 class PoolStatus(msgspec.Struct, frozen=True):

@@ -126,7 +126,7 @@ async def test_the_last_event_is_published_once_and_starts_the_resume_window(
     live = await buffer.live(request.generation_id)
     assert live is not None and live.ended and live.sealed and live.last_seq == 1
     for key in (GenerationKeys(request.generation_id).events, GenerationKeys(request.generation_id).state):
-        left = await valkey.call(lambda cluster, key=key: cluster.ttl(key))
+        left = await valkey.command("TTL", key)
         assert 0 < left <= BUFFER_TTL_SECONDS
 
 
@@ -155,7 +155,7 @@ async def test_a_lost_buffer_is_made_again_from_the_first_event(buffer: ValkeyTo
     entries = deltas(1, "a", "b", "c")
     await buffer.append(request.generation_id, 1, entries[:2], request)
     at = GenerationKeys(request.generation_id)
-    await valkey.call(lambda cluster: cluster.delete(at.events, at.state, at.request))
+    await valkey.command("DEL", at.events, at.state, at.request)
     assert await buffer.append(request.generation_id, 1, entries[2:], request) == 0
     assert await buffer.append(request.generation_id, 1, entries, request) == 3
     claim = await buffer.claim(request.generation_id, 2)
@@ -206,9 +206,7 @@ async def test_a_lost_subscription_connection_is_made_again(
     await buffer.open(request)
     await buffer.claim(request.generation_id, 1)
     follower = await wakeups.subscribe(request.generation_id)
-    await valkey.call(
-        lambda cluster: cluster.execute_command("CLIENT KILL", "TYPE", "pubsub", target_nodes="primaries")
-    )
+    await valkey.command("CLIENT", "KILL", "TYPE", "pubsub")
     assert await asyncio.wait_for(follower.next(5), 5) is None
     seq = 0
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from redis.asyncio.cluster import RedisCluster
 
 from chat import frames, keys
 from chat.adapters.valkey.client import Script, Valkey
@@ -37,29 +36,25 @@ class ValkeyTokenBuffer:
         await self._valkey.run(_OPEN, [at.state, at.request], arguments)
 
     async def claim(self, generation_id: str, attempt: int) -> Claim:
-        """See TokenBuffer.claim."""
+        """See TokenBuffer.claim. A sealed generation is answered to any attempt: nobody writes it any more."""
         at = keys.GenerationKeys(generation_id)
-        answer = await self._valkey.run(_CLAIM, [at.state, at.events, at.request], [attempt, keys.QUEUED_TTL_SECONDS])
+        arguments = [attempt, keys.QUEUED_TTL_SECONDS, _PAGE]
+        answer = await self._valkey.run(_CLAIM, [at.state, at.events, at.request], arguments)
         if answer == 0:
             raise UnknownGeneration(generation_id)
         if answer == -1:
             raise Fenced(generation_id)
-        raw = await self._valkey.call(lambda cluster: cluster.get(at.request))
-        state, sealed = await self._state(generation_id)
-        if raw is None or state is None:
+        raw, fields, rows = answer
+        state, sealed = _state_of(fields)
+        if state is None:
             raise UnknownGeneration(generation_id)
         request = msgspec.json.decode(raw, type=GenerationRequest)
         outcome = msgspec.json.decode(sealed, type=Outcome) if sealed else None
-        entries = await self._all_entries(generation_id) if state.last_seq else []
+        entries = _entries_of(rows)
+        while len(rows) == _PAGE:
+            rows = await self._range(generation_id, entries[-1].seq, _PAGE)
+            entries += _entries_of(rows)
         return Claim(request, state, entries, outcome)
-
-    async def _all_entries(self, generation_id: str) -> list[BufferEntry]:
-        found: list[BufferEntry] = []
-        while page := await self.entries(generation_id, found[-1].seq if found else 0, _PAGE):
-            found += page
-            if len(page) < _PAGE:
-                break
-        return found
 
     async def append(
         self,
@@ -71,6 +66,8 @@ class ValkeyTokenBuffer:
         """See TokenBuffer.append."""
         at = keys.GenerationKeys(generation_id)
         identity: list[Any] = ["", "", "", ""]
+        if not entries:
+            raise ValueError("an append needs at least one entry")
         if owner is not None and entries[0].seq == 1:
             encoded = msgspec.json.encode(owner)
             identity = [owner.user_id, owner.conversation_id, owner.pool, encoded]
@@ -107,55 +104,49 @@ class ValkeyTokenBuffer:
     async def request_cancel(self, generation_id: str) -> LiveState | None:
         """See TokenBuffer.request_cancel."""
         at = keys.GenerationKeys(generation_id)
-        if not await self._valkey.run(_REQUEST_CANCEL, [at.state], []):
-            return None
-        return await self.live(generation_id)
+        return _state_of(await self._valkey.run(_REQUEST_CANCEL, [at.state], list(_STATE_FIELDS)))[0]
 
     async def live(self, generation_id: str) -> LiveState | None:
         """See TokenBuffer.live."""
-        return (await self._state(generation_id))[0]
-
-    async def _state(self, generation_id: str) -> tuple[LiveState | None, bytes | None]:
         at = keys.GenerationKeys(generation_id)
-
-        async def read(cluster: RedisCluster) -> list[bytes | None]:
-            answer: Any = await cluster.hmget(at.state, list(_STATE_FIELDS))
-            return list(answer)
-
-        user, conversation, pool, attempt, last, cancel, sealed, ended = await self._valkey.call(read)
-        if user is None or conversation is None or pool is None:
-            return None, None
-        state = LiveState(
-            user.decode(),
-            conversation.decode(),
-            pool.decode(),
-            attempt=int(attempt or 0),
-            last_seq=int(last or 0),
-            cancel_requested=cancel is not None,
-            sealed=sealed is not None,
-            ended=ended is not None,
-        )
-        return state, sealed
+        return _state_of(await self._valkey.command("HMGET", at.state, *_STATE_FIELDS))[0]
 
     async def entries(self, generation_id: str, after: int = 0, limit: int = 1000) -> list[BufferEntry]:
         """See TokenBuffer.entries."""
-        found = []
-        for seq, fields in await self._range(generation_id, after, limit):
-            frame = fields[b"f"]
-            tokens = fields.get(b"t", b"")
-            token_ids = [int(token) for token in tokens.split(b",")] if tokens else []
-            found.append(BufferEntry(seq, frames.kind_of(frame), frame, token_ids))
-        return found
+        return _entries_of(await self._range(generation_id, after, limit))
 
     async def frames(self, generation_id: str, after: int, limit: int = 256) -> list[bytes]:
         """See TokenBuffer.frames."""
-        return [fields[b"f"] for _, fields in await self._range(generation_id, after, limit)]
+        return [row[1][1] for row in await self._range(generation_id, after, limit)]
 
-    async def _range(self, generation_id: str, after: int, limit: int) -> list[tuple[int, dict[bytes, bytes]]]:
+    async def _range(self, generation_id: str, after: int, limit: int) -> list[Any]:
         at = keys.GenerationKeys(generation_id)
+        rows: list[Any] = await self._valkey.command("XRANGE", at.events, f"{after + 1}-0", "+", "COUNT", limit)
+        return rows
 
-        async def read(cluster: RedisCluster) -> list[tuple[int, dict[bytes, bytes]]]:
-            rows: Any = await cluster.xrange(at.events, min=f"{after + 1}-0", max="+", count=limit)
-            return [(int(row[0].partition(b"-")[0]), row[1]) for row in rows]
 
-        return await self._valkey.call(read)
+def _state_of(fields: list[bytes | None]) -> tuple[LiveState | None, bytes | None]:
+    """The state in the order of _STATE_FIELDS, and the sealed outcome; None where the buffer knows nothing."""
+    user, conversation, pool, attempt, last, cancel, sealed, ended = fields
+    if user is None or conversation is None or pool is None:
+        return None, None
+    state = LiveState(
+        user.decode(),
+        conversation.decode(),
+        pool.decode(),
+        attempt=int(attempt or 0),
+        last_seq=int(last or 0),
+        cancel_requested=cancel is not None,
+        sealed=sealed is not None,
+        ended=ended is not None,
+    )
+    return state, sealed
+
+
+def _entries_of(rows: list[Any]) -> list[BufferEntry]:
+    """Rows of XRANGE: id and the flat list `f`, frame, and `t`, token ids, where there are some."""
+    found = []
+    for ident, fields in rows:
+        token_ids = [int(token) for token in fields[3].split(b",")] if len(fields) > 3 else []
+        found.append(BufferEntry(int(ident.partition(b"-")[0]), frames.kind_of(fields[1]), fields[1], token_ids))
+    return found

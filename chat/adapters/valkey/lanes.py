@@ -1,11 +1,11 @@
 """Lanes, replicas and bookings of a pool, in one slot; every change is one script."""
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from redis.asyncio.cluster import RedisCluster
 
 from chat.adapters.valkey.client import Script, Valkey
 from chat.ids import now_ms as wall_clock_ms
@@ -16,10 +16,20 @@ from chat.settings import PlanSpec
 
 _ENQUEUE, _PLACE, _DISPATCH = Script("enqueue"), Script("place"), Script("dispatch")
 _HEARTBEAT, _CANCEL, _RELEASE = Script("heartbeat"), Script("cancel"), Script("release")
-_HAND_OVER, _SWEEP = Script("hand_over"), Script("sweep")
+_HAND_OVER, _SWEEP, _STATUS = Script("hand_over"), Script("sweep"), Script("status")
 
 RATE_WINDOW_MS = 30_000
 """Time constant of the drain rate: dispatches older than this hardly count."""
+
+
+LOST_AFTER_MS = 3_000
+"""An assignment that its replica does not have in hand after this time was lost, and is queued again."""
+
+LOST_ATTEMPTS = 5
+"""A job that got lost at this attempt is set aside instead, so that it cannot go round for ever."""
+
+SLOWEST_PER_SECOND = 0.1
+"""The least drain rate that estimates assume, for pools that gave out nothing lately."""
 
 
 class _Replica(msgspec.Struct, frozen=True):
@@ -31,8 +41,14 @@ class _Replica(msgspec.Struct, frozen=True):
 class ValkeyLanes:
     """Implements `chat.ports.Lanes`. Lanes are served in the order of the plans' priority."""
 
-    def __init__(self, valkey: Valkey, plans: Sequence[PlanSpec], silent_ms: int = 3000) -> None:
-        self._valkey = valkey
+    def __init__(
+        self,
+        valkey: Valkey,
+        plans: Sequence[PlanSpec],
+        silent_ms: int = 3000,
+        clock: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        self._valkey, self._clock = valkey, clock
         self._plans = [plan.name for plan in sorted(plans, key=lambda plan: plan.priority)]
         self._silent_ms = silent_ms
 
@@ -59,12 +75,16 @@ class ValkeyLanes:
     async def place(self, pool: str, generation_id: str) -> QueuePlace | None:
         """See Lanes.place."""
         at = PoolKeys(pool)
-        found = await self._valkey.run(_PLACE, [at.jobs, at.rate, *self._lanes(at)], [generation_id, *self._plans])
+        keys = [at.jobs, at.rate, at.replicas, at.booked, *self._lanes(at)]
+        found = await self._valkey.run(_PLACE, keys, [generation_id, *self._plans])
         if not found:
             return None
-        position, per_second = int(found[0]), float(found[1]) / (RATE_WINDOW_MS / 1000)
-        wait = position / max(per_second, 0.1) if position else 0.0
-        return QueuePlace(position, round(wait, 1))
+        if found[0] == 0:
+            return QueuePlace(0, 0.0)
+        position, room, count, at_ms, since_ms = found[0], found[1], float(found[2]), int(found[3]), int(found[4])
+        if room:
+            return QueuePlace(position, 0.0)
+        return QueuePlace(position, round(position / drain_rate(count, at_ms, since_ms, self._clock()), 1))
 
     async def cancel(self, pool: str, generation_id: str) -> JobState:
         """See Lanes.cancel."""
@@ -89,24 +109,25 @@ class ValkeyLanes:
             status.kv_capacity_tokens,
             int(status.draining),
             now_ms,
+            at.tag,
             at.work_channel,
             self._plans[0],
+            LOST_AFTER_MS,
+            LOST_ATTEMPTS,
         ]
         for generation_id, tokens in status.bookings.items():
-            arguments += [generation_id, tokens]
-        keys = [at.replicas, at.booked, at.jobs, at.running(status.replica_id), at.inbox(status.replica_id)]
+            arguments += [generation_id, tokens, status.attempts.get(generation_id, 1)]
+        running, inbox = at.running(status.replica_id), at.inbox(status.replica_id)
+        keys = [at.replicas, at.booked, at.jobs, running, inbox, at.followed, at.exhausted]
         await self._valkey.run(_HEARTBEAT, keys, arguments)
 
     async def take(self, pool: str, replica_id: str, timeout_seconds: float) -> Assignment | None:
-        """See Lanes.take. An assignment that a cancelled call took is given again by the heartbeat."""
+        """See Lanes.take. An assignment that a cancelled call took is queued again by the heartbeat."""
         inbox = PoolKeys(pool).inbox(replica_id)
-
-        async def pop(cluster: RedisCluster) -> Any:
-            return await cluster.blpop([inbox], timeout=max(0.05, min(timeout_seconds, 1.0)))
-
         end = time.monotonic() + timeout_seconds
         while True:
-            answer = await self._valkey.call(pop)
+            seconds = max(0.05, min(end - time.monotonic(), 1.0))
+            answer = await self._valkey.blocking("BLPOP", inbox, seconds)
             if answer:
                 generation_id, _, attempt = answer[1].decode().partition(" ")
                 return Assignment(generation_id, int(attempt))
@@ -139,21 +160,18 @@ class ValkeyLanes:
 
     async def touch_followed(self, pool: str, generation_ids: Sequence[str], now_ms: int) -> None:
         """See Lanes.touch_followed."""
-        marks = dict.fromkeys(generation_ids, now_ms)
+        marks = dict.fromkeys(generation_ids)
         if marks:
-            await self._valkey.call(lambda cluster: cluster.zadd(PoolKeys(pool).followed, marks, xx=True))
+            pairs = [word for generation_id in marks for word in (now_ms, generation_id)]
+            await self._valkey.command("ZADD", PoolKeys(pool).followed, "XX", *pairs)
 
     async def status(self, pool: str) -> PoolStatus:
         """See Lanes.status. Replicas that fell silent are not counted."""
         at = PoolKeys(pool)
-
-        async def read(cluster: RedisCluster) -> tuple[Any, Any, list[int], int]:
-            replicas, booked = await cluster.hgetall(at.replicas), await cluster.hgetall(at.booked)
-            queued = [int(await cluster.zcard(lane)) for lane in self._lanes(at)]
-            return replicas, booked, queued, int(await cluster.hlen(at.jobs))
-
-        replicas, booked, queued, jobs = await self._valkey.call(read)
-        now = wall_clock_ms()
+        answer = await self._valkey.run(_STATUS, [at.replicas, at.booked, at.jobs, *self._lanes(at)], [])
+        replicas, booked = (dict(zip(rows[::2], rows[1::2], strict=True)) for rows in answer[:2])
+        jobs, queued = answer[2], answer[3:]
+        now = self._clock()
         live = {
             name: replica
             for name, raw in replicas.items()
@@ -166,3 +184,11 @@ class ValkeyLanes:
             kv_booked_tokens=sum(int(tokens) for name, tokens in booked.items() if name in live),
             running=max(0, jobs - sum(queued)),
         )
+
+
+def drain_rate(count: float, at_ms: int, since_ms: int, now_ms: int) -> float:
+    """Dispatches a second, from their decayed count at `at_ms`, which began at `since_ms`."""
+    decayed = count * math.exp(-max(0, now_ms - at_ms) / RATE_WINDOW_MS)
+    seen_ms = max(1000, now_ms - since_ms)
+    seconds = RATE_WINDOW_MS / 1000 * (1 - math.exp(-seen_ms / RATE_WINDOW_MS))
+    return max(decayed / seconds, SLOWEST_PER_SECOND)

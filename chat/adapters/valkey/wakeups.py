@@ -7,14 +7,15 @@ Written on asyncio's protocol level with hiredis: this is the hot path of fan-ou
 import asyncio
 import logging
 import random
-import ssl
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, cast
 
 import hiredis
 
 from chat import keys
-from chat.adapters.valkey.client import Valkey
+from chat.adapters.valkey.client import Valkey, unavailable
+from chat.adapters.valkey.node import Address, open_socket
 from chat.errors import Unavailable
 
 logger = logging.getLogger(__name__)
@@ -23,27 +24,34 @@ QUEUE_FRAMES = 64
 """Frames kept for a follower that does not keep up; then they are dropped and it reads the stream again."""
 
 CONFIRM_SECONDS = 2.0
+PING_SECONDS = 2.0
+SILENT_SECONDS = 6.0
+"""A shard that answers no ping for so long is given up."""
 
 
 class ValkeySubscription:
     """One follower of one channel. Implements `chat.ports.Subscription`."""
 
-    __slots__ = ("_channel", "_frames", "_gap", "_owner", "_waiter")
+    __slots__ = ("_channel", "_deadline", "_frames", "_gap", "_loop", "_owner", "_room", "_timer", "_waiter")
 
-    def __init__(self, owner: "ValkeyWakeups", channel: bytes) -> None:
-        self._owner = owner
-        self._channel = channel
+    def __init__(self, owner: "ValkeyWakeups", channel: bytes, room: int) -> None:
+        self._owner, self._channel, self._room = owner, channel, room
         self._frames: deque[bytes] = deque()
         self._gap = False
+        self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = 0.0
 
     def deliver(self, frame: bytes) -> None:
         """Queue a frame, or note a gap when the queue is full."""
-        if len(self._frames) >= QUEUE_FRAMES:
+        if len(self._frames) >= self._room:
             self.lose()
             return
         self._frames.append(frame)
-        self._wake()
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def lose(self) -> None:
         """Frames may be missing from here on: whoever follows must read the stream."""
@@ -56,16 +64,29 @@ class ValkeySubscription:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
+    def _expire(self) -> None:
+        """The timer went off. It outlives single waits, since a new timer for every frame costs more than the frame."""
+        self._timer = None
+        if self._waiter is not None:
+            if self._loop.time() >= self._deadline:
+                self._wake()
+            else:
+                self._timer = self._loop.call_at(self._deadline, self._expire)
+
     async def next(self, timeout_seconds: float) -> bytes | None:
         """See Subscription.next."""
         if not self._frames and not self._gap:
-            loop = asyncio.get_running_loop()
-            waiter = self._waiter = loop.create_future()
-            timer = loop.call_later(timeout_seconds, self._wake)
+            deadline = self._deadline = self._loop.time() + timeout_seconds
+            timer = self._timer
+            if timer is not None and timer.when() > deadline:
+                timer.cancel()
+                timer = None
+            if timer is None:
+                self._timer = self._loop.call_at(deadline, self._expire)
+            waiter = self._waiter = self._loop.create_future()
             try:
                 await waiter
             finally:
-                timer.cancel()
                 self._waiter = None
         if self._gap:
             self._gap = False
@@ -80,55 +101,105 @@ class ValkeySubscription:
 
     async def close(self) -> None:
         """Stop listening."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._owner.drop(self._channel, self)
 
 
 class _ShardConnection(asyncio.Protocol):
     """A connection to one primary, for subscriptions only."""
 
-    def __init__(self, owner: "ValkeyWakeups", address: tuple[str, int]) -> None:
+    def __init__(self, owner: "ValkeyWakeups", address: Address) -> None:
         self.owner, self.address = owner, address
         self.transport: asyncio.Transport | None = None
+        self.joining: dict[bytes, int] = {}
+        self._sent: deque[tuple[bytes, bytes]] = deque()
         self._reader = hiredis.Reader()
+        self._loop = asyncio.get_running_loop()
+        self._heard_at = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transport is no subclass of asyncio.Transport, so this cannot be an isinstance check.
         self.transport = cast(asyncio.Transport, transport)
+        self._timer = self._loop.call_later(PING_SECONDS, self._ping)
 
     def data_received(self, data: bytes) -> None:
-        reader = self._reader
+        self._heard_at = self._loop.time()
+        reader, followers = self._reader, self.owner.followers
         reader.feed(data)
-        receive = self.owner.receive
         while (message := reader.gets()) is not False:
-            receive(self, message)
+            if type(message) is list and message[0] == b"smessage":
+                for follower in followers.get(message[1], ()):
+                    follower.deliver(message[2])
+            else:
+                self._answered(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        if self._timer is not None:
+            self._timer.cancel()
         self.owner.lost(self)
 
-    def command(self, *words: bytes) -> None:
-        """Send a command without waiting for its answer."""
+    def _ping(self) -> None:
+        if self._loop.time() - self._heard_at > SILENT_SECONDS:
+            self.abort()
+            return
+        self.command(b"PING")
+        self._timer = self._loop.call_later(PING_SECONDS, self._ping)
+
+    def abort(self) -> None:
+        """Close at once; the followers are told by `lost`."""
         if self.transport is not None:
-            self.transport.write(_packed(words))
+            self.transport.abort()
 
+    def command(self, name: bytes, channel: bytes = b"") -> None:
+        """Send a command without waiting for its answer."""
+        if self.transport is None:
+            return
+        if name == b"SSUBSCRIBE":
+            self.joining[channel] = self.joining.get(channel, 0) + 1
+        self._sent.append((name, channel))
+        self.transport.write(hiredis.pack_command((name, channel) if channel else (name,)))
 
-def _packed(words: tuple[bytes, ...]) -> bytes:
-    parts = [b"*%d\r\n" % len(words)]
-    for word in words:
-        parts.append(b"$%d\r\n%s\r\n" % (len(word), word))
-    return b"".join(parts)
+    def _answered(self, message: Any) -> None:
+        """An answer to the oldest command, or the news that a slot moved away."""
+        channel = message[1] if isinstance(message, list) else b""
+        name = b"SSUBSCRIBE" if channel and message[0] == b"ssubscribe" else b"SUNSUBSCRIBE"
+        head = self._sent[0] if self._sent else (b"", b"")
+        if channel and head != (name, channel):
+            self.owner.moved(self, channel)
+            return
+        self._sent.popleft()
+        if head[0] == b"SSUBSCRIBE":
+            left = self.joining[head[1]] = self.joining[head[1]] - 1
+            if left == 0:
+                del self.joining[head[1]]
+        if isinstance(message, Exception):
+            logger.warning("%s:%d refused %s: %s", *self.address, head[0].decode(), message)
+            if head[0] == b"SSUBSCRIBE":
+                self.owner.moved(self, head[1])
+            else:
+                self.abort()
+        elif head[0] == b"SSUBSCRIBE" and left == 0:
+            self.owner.confirmed(self, head[1])
 
 
 class ValkeyWakeups:
-    """Implements `chat.ports.Wakeups`, and listens on any other sharded channel."""
+    """Implements `chat.ports.Wakeups`, and listens on any other sharded channel.
 
-    def __init__(self, valkey: Valkey) -> None:
-        self._valkey = valkey
-        self._followers: dict[bytes, list[ValkeySubscription]] = {}
+    `queue_frames` is how many frames are kept for a follower that does not keep up.
+    """
+
+    def __init__(self, valkey: Valkey, queue_frames: int = QUEUE_FRAMES) -> None:
+        self._valkey, self._room = valkey, queue_frames
+        self.followers: dict[bytes, tuple[ValkeySubscription, ...]] = {}
         self._confirmed: dict[bytes, asyncio.Event] = {}
         self._home: dict[bytes, _ShardConnection] = {}
-        self._connections: dict[tuple[str, int], _ShardConnection] = {}
-        self._connecting = asyncio.Lock()
-        self._repairs: set[asyncio.Task[None]] = set()
+        self._connections: dict[Address, _ShardConnection] = {}
+        self._locks: dict[Address, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def subscribe(self, generation_id: str) -> ValkeySubscription:
@@ -138,73 +209,92 @@ class ValkeyWakeups:
     async def listen(self, channel: str) -> ValkeySubscription:
         """Follow any sharded channel. Raises Unavailable when it is not confirmed in time."""
         name = channel.encode()
-        subscription = ValkeySubscription(self, name)
-        self._followers.setdefault(name, []).append(subscription)
+        subscription = ValkeySubscription(self, name, self._room)
+        self.followers[name] = (*self.followers.get(name, ()), subscription)
+        confirmed = self._confirmed.get(name)
+        if confirmed is None:
+            # Not the caller's own work: others may wait for the same channel, and the caller may be cancelled.
+            confirmed = self._confirmed[name] = asyncio.Event()
+            self._begin([name], again=False)
         try:
             async with asyncio.timeout(CONFIRM_SECONDS):
-                if name not in self._confirmed:
-                    self._confirmed[name] = asyncio.Event()
-                    await self._place(name)
-                await self._confirmed[name].wait()
+                await confirmed.wait()
         except BaseException as error:
             self.drop(name, subscription)
-            if isinstance(error, TimeoutError | OSError):
-                raise Unavailable("The live store does not answer; try again.") from error
+            if isinstance(error, TimeoutError):
+                raise unavailable() from error
             raise
         return subscription
 
-    async def _place(self, channel: bytes) -> None:
+    def _begin(self, channels: list[bytes], *, again: bool) -> None:
+        if self._closed:
+            return
+        task = asyncio.get_running_loop().create_task(self._join(channels, again))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _join(self, channels: list[bytes], again: bool) -> None:
+        """Subscribe until confirmed, for as long as somebody follows; `again` after a loss."""
+        pause, waiting, refresh = 0.05, channels, again
+        if again:
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+        while waiting := [one for one in waiting if one in self.followers]:
+            try:
+                for channel in waiting:
+                    await self._place(channel, refresh)
+                    refresh = False
+                async with asyncio.timeout(CONFIRM_SECONDS):
+                    for channel in waiting:
+                        if channel in self._confirmed:
+                            await self._confirmed[channel].wait()
+                break
+            except (Unavailable, OSError, TimeoutError):
+                refresh = True
+                waiting = [one for one in waiting if one in self._confirmed and not self._confirmed[one].is_set()]
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(pause * 2, 1.0)
+        if again:  # whatever was published in between is only in the stream
+            self._tell_gap(channels)
+
+    async def _place(self, channel: bytes, refresh: bool) -> None:
         """Send the subscription to the shard that has the channel's slot."""
-        address = await self._valkey.node_of(channel.decode())
-        connection = await self._connection(address)
-        if channel in self._followers:
+        address = await self._valkey.node_of(channel.decode(), refresh)
+        connection = self._connections.get(address) or await self._connect(address)
+        if channel in self.followers:
             self._home[channel] = connection
             connection.command(b"SSUBSCRIBE", channel)
 
-    async def _connection(self, address: tuple[str, int]) -> _ShardConnection:
-        async with self._connecting:
-            known = self._connections.get(address)
-            if known is not None:
-                return known
-            context = ssl.create_default_context() if self._valkey.tls else None
-            loop = asyncio.get_running_loop()
-            _, made = await loop.create_connection(lambda: _ShardConnection(self, address), *address, ssl=context)
-            if self._valkey.password:
-                made.command(b"AUTH", self._valkey.password.encode())
-            self._connections[address] = made
+    async def _connect(self, address: Address) -> _ShardConnection:
+        async with self._locks.setdefault(address, asyncio.Lock()):
+            made = self._connections.get(address)
+            if made is None:
+                made = _ShardConnection(self, address)
+                await open_socket(made, address, self._valkey.tls)
+                if made.transport is None:
+                    raise ConnectionError(f"{address[0]}:{address[1]} closed the connection")
+                if self._valkey.password:
+                    made.command(b"AUTH", self._valkey.password.encode())
+                self._connections[address] = made
             return made
 
-    def receive(self, connection: _ShardConnection, message: Any) -> None:
-        """A message of a shard; called once for every published event."""
-        if not isinstance(message, list):
-            self._refused(connection, message)
-            return
-        kind, channel, payload = message
-        if kind == b"smessage":
-            for follower in self._followers.get(channel, ()):
-                follower.deliver(payload)
-        elif kind == b"ssubscribe":
-            confirmed = self._confirmed.get(channel)
-            if confirmed is not None:
-                confirmed.set()
-        elif kind == b"sunsubscribe" and channel in self._followers and self._home.get(channel) is connection:
-            self._repair([channel])  # the slot moved to another shard
+    def confirmed(self, connection: _ShardConnection, channel: bytes) -> None:
+        """A shard has noted the subscription."""
+        if self._home.get(channel) is connection and channel in self._confirmed:
+            self._confirmed[channel].set()
 
-    def _refused(self, connection: _ShardConnection, message: Any) -> None:
-        """An error answer (MOVED, NOAUTH …): start the connection afresh, from a fresh slot map."""
-        if isinstance(message, Exception):
-            logger.warning("subscription refused by %s:%d: %s", *connection.address, message)
-            if connection.transport is not None:
-                connection.transport.abort()
+    def moved(self, connection: _ShardConnection, channel: bytes) -> None:
+        """A shard does not have the channel's slot, or no longer."""
+        if self._home.get(channel) is connection:
+            self._repair([channel])
 
     def drop(self, channel: bytes, subscription: ValkeySubscription) -> None:
         """Forget a follower; the channel is left with its last one."""
-        followers = self._followers.get(channel)
-        if followers is None or subscription not in followers:
-            return
-        followers.remove(subscription)
-        if not followers:
-            del self._followers[channel]
+        known = self.followers.get(channel, ())
+        left = tuple(one for one in known if one is not subscription)
+        if left:
+            self.followers[channel] = left
+        elif known:
+            del self.followers[channel]
             self._confirmed.pop(channel, None)
             home = self._home.pop(channel, None)
             if home is not None:
@@ -221,38 +311,21 @@ class ValkeyWakeups:
 
     def _repair(self, channels: list[bytes]) -> None:
         for channel in channels:
-            for follower in self._followers.get(channel, ()):
-                follower.lose()
-        task = asyncio.get_running_loop().create_task(self._resubscribe(channels))
-        self._repairs.add(task)
-        task.add_done_callback(self._repairs.discard)
+            self._home.pop(channel, None)
+            self._confirmed[channel].clear()
+        self._tell_gap(channels)
+        self._begin(channels, again=True)
 
-    async def _resubscribe(self, channels: list[bytes]) -> None:
-        pause = 0.05
-        waiting = list(channels)
-        while not self._closed and (waiting := [one for one in waiting if one in self._followers]):
-            try:
-                for channel in waiting:
-                    self._confirmed[channel].clear()
-                    await self._place(channel)
-                async with asyncio.timeout(CONFIRM_SECONDS):
-                    for channel in waiting:
-                        if channel in self._confirmed:
-                            await self._confirmed[channel].wait()
-            except (Unavailable, OSError, TimeoutError, KeyError):
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-                pause = min(pause * 2, 1.0)
-                continue
-            for channel in waiting:  # whatever was published in between is only in the stream
-                for follower in self._followers.get(channel, ()):
-                    follower.lose()
-            return
+    def _tell_gap(self, channels: Iterable[bytes]) -> None:
+        for channel in channels:
+            for follower in self.followers.get(channel, ()):
+                follower.lose()
 
     async def close(self) -> None:
         """Close every connection; followers see a gap and nothing more."""
         self._closed = True
-        for task in self._repairs:
+        for task in self._tasks:
             task.cancel()
+        self._tell_gap(list(self.followers))
         for connection in self._connections.values():
-            if connection.transport is not None:
-                connection.transport.close()
+            connection.abort()

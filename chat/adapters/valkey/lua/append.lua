@@ -11,8 +11,12 @@ if not state[1] then
   if first ~= 1 or ARGV[4] == '' then return {0} end
   redis.call('HSET', KEYS[1], 'user', ARGV[4], 'conversation', ARGV[5], 'pool', ARGV[6], 'attempt', attempt, 'last', 0)
   redis.call('SET', KEYS[3], ARGV[7], 'EX', ARGV[2])
+  redis.call('DEL', KEYS[2])
 elseif tonumber(state[1]) > attempt or state[3] then
   return {-1}
+elseif tonumber(state[1]) < attempt then
+  -- An earlier attempt made a lost generation anew; it has to stop.
+  redis.call('HSET', KEYS[1], 'attempt', attempt)
 end
 if first > last + 1 then return {last} end
 for place = 9, #ARGV, 2 do

@@ -7,10 +7,12 @@ local replicas, largest = {}, 0
 local rows = redis.call('HGETALL', KEYS[2])
 for place = 1, #rows, 2 do
   local known, replica = pcall(cjson.decode, rows[place + 1])
-  if known and now - replica.h <= silent and not replica.d then
-    local booked = tonumber(redis.call('HGET', KEYS[3], rows[place]) or 0)
-    replicas[#replicas + 1] = {id = rows[place], capacity = replica.k, booked = booked}
+  if known and now - replica.h <= silent and replica.k > 0 then
     if replica.k > largest then largest = replica.k end
+    if not replica.d then
+      local booked = tonumber(redis.call('HGET', KEYS[3], rows[place]) or 0)
+      replicas[#replicas + 1] = {id = rows[place], capacity = replica.k, booked = booked}
+    end
   end
 end
 local given = {}
@@ -58,10 +60,12 @@ for lane = 6, #KEYS do
   end
 end
 if #given > 0 then
-  -- An exponentially decayed count of dispatches; count / window is the drain rate.
-  local rate = redis.call('HMGET', KEYS[4], 'count', 'at')
-  local age = now - tonumber(rate[2] or now)
-  local count = tonumber(rate[1] or 0) * math.exp(-math.max(age, 0) / tonumber(ARGV[5])) + #given / 2
-  redis.call('HSET', KEYS[4], 'count', string.format('%.4f', count), 'at', now)
+  -- An exponentially decayed count of dispatches since `since`; lanes.py makes the drain rate of it.
+  local rate = redis.call('HMGET', KEYS[4], 'count', 'at', 'since')
+  local age = math.max(now - tonumber(rate[2] or now), 0)
+  local count, since = tonumber(rate[1] or 0) * math.exp(-age / tonumber(ARGV[5])), rate[3] or now
+  if count < 0.5 then count, since = 0, now end
+  count = string.format('%.4f', count + #given / 2)
+  redis.call('HSET', KEYS[4], 'count', count, 'at', now, 'since', since)
 end
 return given

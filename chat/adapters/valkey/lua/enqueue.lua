@@ -2,7 +2,7 @@
 -- KEYS: jobs, order, followed, lane
 -- ARGV: work channel, generation, user, conversation, plan, kv tokens, enqueued at (ms)
 -- Job fields: u user, c conversation, p plan, k KV tokens, t enqueued ms, o order, s state (q, d or x), a attempt,
--- r replica, d dispatched ms
+-- r replica, d dispatched ms, z restored by its replica (see heartbeat.lua)
 if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 1 then return 0 end
 local order = redis.call('INCR', KEYS[2])
 local job = {u = ARGV[3], c = ARGV[4], p = ARGV[5], k = tonumber(ARGV[6]), t = tonumber(ARGV[7]), o = order, s = 'q', a = 0}

@@ -11,7 +11,7 @@ for _, generation in ipairs(generations) do
     redis.call('SREM', running, generation)
     redis.call('LREM', inbox, 0, generation .. ' ' .. job.a)
     if redis.call('HINCRBY', KEYS[2], ARGV[1], -job.k) < 0 then redis.call('HSET', KEYS[2], ARGV[1], 0) end
-    job.s, job.r, job.d = 'q', nil, nil
+    job.s, job.r, job.d, job.z = 'q', nil, nil, nil
     redis.call('HSET', KEYS[1], generation, cjson.encode(job))
     redis.call('ZADD', ARGV[3] .. ':lane:' .. job.p, job.o, generation)
     moved = moved + 1

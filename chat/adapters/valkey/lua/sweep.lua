@@ -13,7 +13,7 @@ for place = 1, #rows, 2 do
       local raw = redis.call('HGET', KEYS[1], generation)
       local job = raw and cjson.decode(raw)
       if job and job.s == 'd' and job.r == id then
-        job.r, job.d = nil, nil
+        job.r, job.d, job.z = nil, nil, nil
         if job.a >= tonumber(ARGV[4]) then
           job.s = 'x'
           redis.call('SADD', KEYS[5], generation)

@@ -20,7 +20,7 @@ import uvloop
 from aiohttp import web
 
 from chat.ids import new_id
-from stacks.local.token import LocalIdentity, SignInError
+from stacks.local.sign_in import LocalIdentity, SignInError
 
 logger = logging.getLogger(__name__)
 

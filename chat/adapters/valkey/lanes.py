@@ -33,9 +33,12 @@ SLOWEST_PER_SECOND = 0.1
 
 
 class _Replica(msgspec.Struct, frozen=True):
-    k: int
+    """Its row, see heartbeat.lua. Numbers are floats: Lua writes large ones as such."""
+
+    k: float
     h: float
     d: bool
+    x: float
 
 
 class ValkeyLanes:
@@ -180,8 +183,8 @@ class ValkeyLanes:
         return PoolStatus(
             queued=dict(zip(self._plans, queued, strict=True)),
             replicas=len(live),
-            kv_capacity_tokens=sum(replica.k for replica in live.values()),
-            kv_booked_tokens=sum(int(tokens) for name, tokens in booked.items() if name in live),
+            kv_capacity_tokens=int(sum(replica.k for replica in live.values())),
+            kv_booked_tokens=int(sum(int(booked.get(name, 0)) + replica.x for name, replica in live.items())),
             running=max(0, jobs - sum(queued)),
         )
 

@@ -3,15 +3,16 @@
 -- ARGV: now (ms), limit, silent after (ms), tag, window of the drain rate (ms)
 -- Answers generation, attempt, generation, attempt …
 local now, limit, silent = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local replicas, largest = {}, 0
+local replicas, booked, largest = {}, {}, 0
+local books = redis.call('HGETALL', KEYS[3])
+for place = 1, #books, 2 do booked[books[place]] = tonumber(books[place + 1]) end
 local rows = redis.call('HGETALL', KEYS[2])
 for place = 1, #rows, 2 do
   local known, replica = pcall(cjson.decode, rows[place + 1])
   if known and now - replica.h <= silent and replica.k > 0 then
     if replica.k > largest then largest = replica.k end
     if not replica.d then
-      local booked = tonumber(redis.call('HGET', KEYS[3], rows[place]) or 0)
-      replicas[#replicas + 1] = {id = rows[place], capacity = replica.k, booked = booked}
+      replicas[#replicas + 1] = {id = rows[place], capacity = replica.k, booked = (booked[rows[place]] or 0) + replica.x}
     end
   end
 end

@@ -19,7 +19,7 @@ if position == 1 then
   local rows = redis.call('HGETALL', KEYS[3])
   for place = 1, #rows, 2 do
     local replica = cjson.decode(rows[place + 1])
-    local booked = tonumber(redis.call('HGET', KEYS[4], rows[place]) or 0)
+    local booked = tonumber(redis.call('HGET', KEYS[4], rows[place]) or 0) + replica.x
     if not replica.d and booked + job.k <= replica.k then
       room = 1
       break

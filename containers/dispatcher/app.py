@@ -19,7 +19,8 @@ from containers.common.process import run, serving, stop_event
 from containers.dispatcher.loops import PoolLoops
 from containers.dispatcher.metrics import Metrics
 
-STUCK_SECONDS = 10.0
+STUCK_SECONDS = 5.0
+"""A loop that has not gone round for so long is broken, and the process is not healthy."""
 
 
 class DispatcherHttp:

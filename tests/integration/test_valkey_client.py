@@ -196,6 +196,12 @@ def test_everything_works_on_the_event_loop_of_the_containers(valkey_port: int) 
     uvloop.run(main())
 
 
+def test_a_client_may_outlive_its_event_loop(valkey_port: int) -> None:
+    valkey = connect(f"redis://127.0.0.1:{valkey_port}")
+    for _ in range(3):
+        assert asyncio.run(valkey.command("EXISTS", "{nothing}")) == 0
+
+
 @pytest.mark.parametrize(
     ("key", "slot"), [("123456789", 12739), ("{123456789}:a", 12739), ("a{}{123456789}", slot_of("a{}{123456789}"))]
 )

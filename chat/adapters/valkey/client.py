@@ -75,6 +75,7 @@ class Valkey:
         self._connections: dict[Address, NodeConnection] = {}
         self._resting: dict[Address, list[NodeConnection]] = {}
         self._shared: dict[Any, asyncio.Task[Any]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self, script: Script, keys: list[str], arguments: list[Any]) -> Any:
         """Run a script by digest, and load it where a node does not have it."""
@@ -92,7 +93,7 @@ class Valkey:
         return await self._execute(key, (name, key, seconds), blocking=seconds)
 
     async def _execute(self, key: str, words: tuple[Any, ...], blocking: float | None = None) -> Any:
-        loop = asyncio.get_running_loop()
+        loop = self._on_this_loop()
         slot, end, pause = slot_of(key), loop.time() + self.deadline_seconds, 0.01
         asked: Address | None = None
         fault: Exception
@@ -118,6 +119,14 @@ class Valkey:
                 raise unavailable() from fault
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, 0.4)
+
+    def _on_this_loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop. Connections of another one, such as a Lambda's last call had, are forgotten."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._known = loop, False
+            self._connections, self._resting, self._shared = {}, {}, {}
+        return loop
 
     def _redirected(self, code: str, rest: str, slot: int) -> Address | None:
         """Note what an error says about the cluster; the node to ask once instead, if it names one."""
@@ -226,6 +235,7 @@ class Valkey:
 
     async def node_of(self, key: str, refresh: bool = False) -> Address:
         """Address of the primary that has the key's slot; `refresh` asks the cluster anew."""
+        self._on_this_loop()
         if refresh:
             self._known = False
         if not self._known:
@@ -241,6 +251,7 @@ class Valkey:
 
     async def close(self) -> None:
         """Close every connection."""
+        self._on_this_loop()
         for task in list(self._shared.values()):
             task.cancel()
         for connection in [*self._connections.values(), *(one for all in self._resting.values() for one in all)]:

@@ -3,10 +3,6 @@
 import asyncio
 import contextlib
 
-from chat.usecases.recover import Recover
-from chat.usecases.regenerate import Regenerate
-from chat.usecases.send_message import SendMessage
-
 from chat import tracing
 from chat.adapters import dynamo
 from chat.adapters.oidc import OidcVerifier
@@ -14,7 +10,12 @@ from chat.adapters.tokenizer import token_counter
 from chat.adapters.valkey import ValkeyLanes, ValkeyTokenBuffer, ValkeyWakeups, connect
 from chat.catalogue import Catalogue
 from chat.settings import StreamerSettings
+from chat.usecases.context import ContextBuilder
 from chat.usecases.follow_stream import FollowStream
+from chat.usecases.recover import Recover
+from chat.usecases.regenerate import Regenerate
+from chat.usecases.send_message import SendMessage
+from chat.usecases.turns import Turns
 from containers.common.process import run, serving, stop_event
 from containers.streamer.http import StreamerHttp, UseCases
 from containers.streamer.streams import OpenStreams
@@ -34,21 +35,29 @@ async def main() -> int:
         buffer, lanes = ValkeyTokenBuffer(valkey), ValkeyLanes(valkey, settings.plans)
         wakeups, streams = ValkeyWakeups(valkey), OpenStreams(lanes)
         catalogue = Catalogue(settings.models, settings.plans)
-        recover = Recover(stores.conversations, buffer, lanes, counter, catalogue, settings)
-        send = SendMessage(stores, buffer, lanes, counter, catalogue, settings)
-        regenerate = Regenerate(stores, buffer, lanes, counter, catalogue, settings)
+        turns = Turns(
+            stores.conversations,
+            stores.generations,
+            stores.accounts,
+            buffer,
+            lanes,
+            counter,
+            catalogue,
+            ContextBuilder(counter, settings.system_prompt, settings.context_budget_tokens),
+            settings.temperature,
+        )
         follow = FollowStream(
             buffer,
             wakeups,
             lanes,
             stores.generations,
             stores.conversations,
-            recover,
+            Recover(turns),
             settings.heartbeat_seconds,
         )
         verifier = OidcVerifier(settings.oidc_issuer, settings.oidc_audience, settings.jwks_url)
         http = StreamerHttp(
-            UseCases(send, regenerate, follow, verifier),
+            UseCases(SendMessage(turns), Regenerate(turns), follow, verifier),
             streams,
             settings.heartbeat_seconds,
             settings.max_connections,

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
-from chat.usecases.regenerate import Regenerate
-from chat.usecases.send_message import SendMessage, StartedGeneration
-
 from chat import frames, tracing
 from chat.errors import ChatError, InternalError, MethodNotAllowed, NotFound, Unauthenticated, Unavailable
 from chat.ports import TokenVerifier
-from chat.requests import MOST_BODY_BYTES, RegenerateRequest, SendRequest, decode
+from chat.requests import MAX_BODY_BYTES, RegenerateRequest, SendRequest, decode
 from chat.usecases.follow_stream import Followed, Follower, FollowStream
+from chat.usecases.regenerate import Regenerate
+from chat.usecases.send_message import SendMessage, StartedGeneration
 from containers.common.asgi import ClientGone, Json, Receive, Scope, Send, header, read_body, request_id
 from containers.streamer.streams import OpenStreams
 
@@ -110,14 +109,14 @@ class StreamerHttp:
 
     async def _send(self, connection: Connection, conversation_id: str) -> None:
         user_id = await self._user(connection)
-        body = await read_body(connection.scope, connection.receive, MOST_BODY_BYTES)
+        body = await read_body(connection.scope, connection.receive, MAX_BODY_BYTES)
         request = decode(body, SendRequest, header(connection.scope, b"content-type"))
         started = await self._use_cases.send(user_id, conversation_id, request)
         await self._answer_with(connection, user_id, started)
 
     async def _regenerate(self, connection: Connection, conversation_id: str, seq: str) -> None:
         user_id = await self._user(connection)
-        body = await read_body(connection.scope, connection.receive, MOST_BODY_BYTES)
+        body = await read_body(connection.scope, connection.receive, MAX_BODY_BYTES)
         request = decode(body, RegenerateRequest, header(connection.scope, b"content-type"))
         if not (seq.isascii() and seq.isdigit()) or len(seq) > 10:
             raise NotFound("There is no such message; its number is a whole number.")

@@ -151,6 +151,7 @@ class WorkerSettings(StoreSettings, frozen=True, kw_only=True):
 
     The `simulated_*` numbers are the reference replica (70B on 4 x H100): `step = base + per_sequence * batch`
     gives 18 ms alone and 36 ms at 183; prefill 0.14 s per 1,000 tokens; 458,000 tokens of KV cache.
+    `tensor_parallel_size`: over how many GPUs vLLM spreads the model (4 for 70B on H100).
     """
 
     models: list[ModelSpec]
@@ -161,6 +162,7 @@ class WorkerSettings(StoreSettings, frozen=True, kw_only=True):
     model_path: str = ""
     dtype: str = "bfloat16"
     max_model_len: int = 4096
+    tensor_parallel_size: int = 1
     flush_seconds: float = 0.25
     heartbeat_seconds: float = 0.5
     drain_seconds: float = 20.0

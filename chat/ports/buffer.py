@@ -59,7 +59,10 @@ class TokenBuffer(Protocol):
         ...
 
     async def claim(self, generation_id: str, attempt: int) -> Claim:
-        """Raise the fence to `attempt`. Raises Fenced when a later attempt exists, UnknownGeneration."""
+        """Raise the fence to `attempt`. Raises Fenced when a later attempt exists, UnknownGeneration.
+
+        A sealed generation is answered to any attempt and keeps its fence: only the steps after the seal are left.
+        """
         ...
 
     async def append(

@@ -139,6 +139,30 @@ async def test_a_takeover_fences_whoever_had_it(buffer: ValkeyTokenBuffer) -> No
         await buffer.append(request.generation_id, 1, deltas(1, "a"))
 
 
+async def test_a_sealed_generation_may_be_claimed_by_whoever_finds_it(buffer: ValkeyTokenBuffer) -> None:
+    request = a_request()
+    await buffer.open(request)
+    await buffer.claim(request.generation_id, 1)
+    await buffer.seal(request.generation_id, None, outcome())  # by a process that then died
+    assert (await buffer.claim(request.generation_id, 1)).sealed_outcome == outcome()
+
+
+async def test_nothing_is_published_as_last_before_the_seal(buffer: ValkeyTokenBuffer) -> None:
+    request = a_request()
+    await buffer.open(request)
+    with pytest.raises(Fenced):
+        await buffer.publish_last(request.generation_id, frames.durable(1, EventKind.DONE, {}))
+
+
+async def test_a_claim_reads_the_longest_reply_whole(buffer: ValkeyTokenBuffer) -> None:
+    request = a_request()
+    await buffer.open(request)
+    await buffer.claim(request.generation_id, 1)
+    for first in range(1, 1201, 300):
+        await buffer.append(request.generation_id, 1, deltas(first, *["x"] * 300))
+    assert [entry.seq for entry in (await buffer.claim(request.generation_id, 2)).entries] == list(range(1, 1201))
+
+
 async def test_a_cancel_is_seen_by_every_later_claim(buffer: ValkeyTokenBuffer) -> None:
     request = a_request()
     assert await buffer.request_cancel(request.generation_id) is None

@@ -121,6 +121,25 @@ async def test_a_hung_server_is_given_up_within_the_deadline(start: Start, clien
     await until_it_works(valkey)
 
 
+async def test_a_password_is_given_on_every_connection(start: Start, client: Callable[[int], Valkey]) -> None:
+    port = backends.free_port()
+    plain, _ = client(port), start(port)
+    await asyncio.to_thread(backends.assign_slots, port)
+    await plain.command("CONFIG", "SET", "requirepass", "local-secret")
+    right = connect(f"redis://127.0.0.1:{port}", "local-secret", deadline_seconds=0.6)
+    wrong = connect(f"redis://127.0.0.1:{port}", "another", deadline_seconds=0.6)
+    wakeups = ValkeyWakeups(right)
+    follower = await wakeups.listen("{x}")
+    await right.command("SPUBLISH", "{x}", "hello")
+    assert await follower.next(2) == b"hello"
+    assert await right.blocking("BLPOP", "{x}", 0.05) is None
+    with pytest.raises(Unavailable):
+        await wrong.command("GET", "{x}")
+    await wakeups.close()
+    for one in (right, wrong):
+        await one.close()
+
+
 async def test_slots_may_move_between_nodes(start: Start, client: Callable[[int], Valkey]) -> None:
     first, second = backends.free_port(), backends.free_port()
     for port in (first, second):

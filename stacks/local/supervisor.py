@@ -6,6 +6,7 @@ the environment that its task definition declares, and what its platform adds (a
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -88,8 +89,8 @@ class Supervisor:
         self.say(f"  {time.monotonic() - began:5.1f} s  Valkey and the AWS emulator answer")
         self._run_once("functions", [str(DEV_PYTHON), "scripts/build_functions.py"])
         self.say(f"  {time.monotonic() - began:5.1f} s  functions are built")
-        self._apply()
-        self.say(f"  {time.monotonic() - began:5.1f} s  the Pulumi program is applied")
+        applied = self._apply_if_changed()
+        self.say(f"  {time.monotonic() - began:5.1f} s  the Pulumi program is {'applied' if applied else 'unchanged'}")
         facts = json.loads((local / "state" / "applied.json").read_text())
         for service in facts["services"]:
             for number in range(service["count"]):
@@ -125,6 +126,23 @@ class Supervisor:
                 if process.after is not None:
                     with contextlib.suppress(Failure, TimeoutError):
                         process.after()
+
+    def _apply_if_changed(self) -> bool:
+        """Apply, unless the same program with the same settings was applied and the emulator still has it."""
+        stamp = self.options.local_dir / "state" / "applied.sha256"
+        digest = _program_digest(self.options)
+        if stamp.exists() and stamp.read_text() == digest and self._is_applied():
+            return False
+        stamp.unlink(missing_ok=True)
+        self._apply()
+        stamp.write_text(digest)
+        return True
+
+    def _is_applied(self) -> bool:
+        facts_file = self.options.local_dir / "state" / "applied.json"
+        if not facts_file.exists():
+            return False
+        return _answers(json.loads(facts_file.read_text())["apiUrl"] + "/healthz")
 
     def _apply(self) -> None:
         self._run_once("applier", [str(DEV_PYTHON), "-m", "stacks.local.applier", str(self.options.file)])
@@ -218,6 +236,17 @@ def _platform() -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
+
+
+def _program_digest(options: Options) -> str:
+    """Changes with whatever the applied stack depends on: program, applier, zips, options, ports."""
+    digest = hashlib.sha256(options.file.read_bytes() + json.dumps(options.ports(), sort_keys=True).encode())
+    files = [ROOT / "chat" / "settings.py", ROOT / "chat" / "keys.py", *(ROOT / "build" / "functions").glob("*.sha256")]
+    for folder in ("infra", "stacks"):
+        files += [file for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".yaml")]
+    for file in sorted(files):
+        digest.update(str(file).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
 
 
 def _answers(url: str) -> bool:

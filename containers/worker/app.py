@@ -1,41 +1,26 @@
-"""A replica: `python -m containers.worker.app`."""
+"""A replica: `python -m containers.worker.app`.
 
-from chat import tracing
-from chat.adapters import dynamo
-from chat.adapters.engines import make_engine
-from chat.adapters.valkey import ValkeyLanes, ValkeyTokenBuffer, ValkeyWakeups, connect
-from chat.catalogue import Catalogue
-from chat.settings import WorkerSettings
-from chat.usecases.finish_turn import FinishTurn
-from containers.common.process import run, serving, stop_event
-from containers.worker.http import WorkerHttp
-from containers.worker.metrics import Metrics
-from containers.worker.replica import Replica
+The engine's child processes import this module too (that is how Python spawns), so the rest comes later.
+"""
+
+import ctypes
+import signal
+
+PR_SET_PDEATHSIG = 1
 
 
-async def main() -> int:
-    """Serve until told to stop (0) or the engine is broken (1, so that the process is replaced)."""
-    settings = WorkerSettings.load()
-    tracing.enable(settings.trace_stages)
-    stopping = stop_event()
-    engine = make_engine(settings)
-    await engine.start()
-    valkey = connect(settings.valkey_url, settings.valkey_password)
-    async with dynamo.connect(settings) as stores:
-        buffer, lanes = ValkeyTokenBuffer(valkey), ValkeyLanes(valkey, settings.plans)
-        wakeups = ValkeyWakeups(valkey)
-        catalogue = Catalogue(settings.models, settings.plans)
-        finish = FinishTurn(buffer, stores.generations, lanes, catalogue)
-        metrics = Metrics(engine)
-        replica = Replica(settings, engine, buffer, lanes, wakeups, finish, metrics)
-        http = WorkerHttp(engine, metrics, settings.model, settings.pool, replica.joined.is_set)
-        async with serving(http, settings.host, settings.port):
-            healthy = await replica.run(stopping)
-        await wakeups.close()
-        await valkey.close()
-    await engine.stop()
-    return 0 if healthy else 1
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, however that happens.
+
+    A replica that was killed would otherwise leave an engine behind, which fills memory and a core for nobody.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":
+    from containers.common.process import run
+    from containers.worker.service import main
+
     run(main)
+elif __name__ == "__mp_main__":
+    end_with_parent()

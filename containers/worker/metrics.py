@@ -30,8 +30,8 @@ class Metrics:
 
     def replied(self, reply: Reply, outcome: Outcome) -> None:
         """Count an ended reply."""
-        self._replies.labels("handed_over" if reply.handing_over else outcome.finish_reason).inc()
-        self._tokens.inc(outcome.usage.output_tokens)
+        self._replies.labels("handed_over" if reply.unfinished else outcome.finish_reason).inc()
+        self._tokens.inc(max(0, reply.new_tokens))
         if reply.first_token_seconds is not None:
             self._first.observe(reply.first_token_seconds)
 

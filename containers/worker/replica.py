@@ -5,6 +5,7 @@ import contextlib
 import logging
 import random
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
@@ -12,7 +13,7 @@ from chat import tracing
 from chat.errors import Unavailable
 from chat.ids import now_ms
 from chat.keys import PoolKeys
-from chat.model import Cost, FinishReason, Outcome, Usage
+from chat.model import Outcome
 from chat.ports import (
     Assignment,
     Claim,
@@ -33,6 +34,11 @@ Answer = TypeVar("Answer")
 
 CANCEL_RECHECK_SECONDS = 5.0
 """Cancels that the control channel lost are found within this time."""
+
+UNHEARD_SECONDS = 15.0
+"""A replica whose heartbeats fail for this long says so on /ping; shorter gaps are the store's."""
+
+ENGINE_CHECK_SECONDS = 0.25
 
 
 class Finisher(Protocol):
@@ -74,67 +80,96 @@ class Replica:
         self.replica_id = f"{settings.replica_name}-{secrets.token_hex(4)}"
         self.settings, self.engine = settings, engine
         self.draining = False
-        self.joined = asyncio.Event()
+        self._joined = asyncio.Event()
+        self._beaten_at = time.monotonic()
         self._buffer, self._lanes, self._listener, self._finish = buffer, lanes, listener, finish
         self._metrics = metrics
-        self._bookings: dict[str, int] = {}
+        self.bookings: dict[str, int] = {}
+        self._attempts: dict[str, int] = {}
         self._replies: dict[str, Reply] = {}
         self._serving: set[asyncio.Task[None]] = set()
+        self._leaving = False
 
     @property
     def pool(self) -> str:
         """The pool that it belongs to."""
         return self.settings.pool
 
+    def ready(self) -> bool:
+        """Whether the engine is well and the pool hears of it."""
+        heard = self._joined.is_set() and time.monotonic() - self._beaten_at < UNHEARD_SECONDS
+        return heard and self.engine.status().healthy
+
     async def run(self, stopping: asyncio.Event) -> bool:
         """Serve until `stopping` is set (then drain) or the engine is broken. Answers whether it ended well."""
-        background = [asyncio.create_task(work()) for work in (self._beat_for_ever, self._listen, self._take)]
+        loops = [asyncio.create_task(work()) for work in (self._beat_for_ever, self._listen, self._take)]
         broken = asyncio.create_task(self._wait_for_broken_engine())
         told = asyncio.create_task(stopping.wait())
-        await asyncio.wait([broken, told], return_when=asyncio.FIRST_COMPLETED)
-        healthy = told.done()
-        self.draining = True
-        with contextlib.suppress(Unavailable):
-            await self._beat()
-        if healthy and self._serving:
-            # The rest of the deadline is for handing over what does not end by itself.
-            await asyncio.wait(self._serving, timeout=self.settings.drain_seconds * 0.75)
-        for task in (*background, broken, told):
-            task.cancel()
-        await self._hand_over_all()
-        return healthy
+        try:
+            await asyncio.wait([broken, told, *loops], return_when=asyncio.FIRST_COMPLETED)
+            healthy = told.done() and not broken.done()
+            for loop in loops:
+                if loop.done():  # they end by a fault only
+                    logger.error("a loop of the replica ended", exc_info=loop.exception())
+                    healthy = False
+            self.draining = True
+            with contextlib.suppress(Unavailable):
+                await self._beat()
+            if healthy:
+                await self._let_replies_end(broken)
+            self._leaving = True
+            for loop in loops:
+                loop.cancel()
+            await self._hand_over_all()
+            return healthy
+        finally:
+            for task in (*loops, broken, told, *self._serving):
+                task.cancel()
+
+    async def _let_replies_end(self, broken: "asyncio.Task[None]") -> None:
+        """Most of the deadline; the rest is for handing over what does not end by itself."""
+        end = time.monotonic() + self.settings.drain_seconds * 0.75
+        while self._serving and not broken.done() and (left := end - time.monotonic()) > 0:
+            await asyncio.wait([*self._serving, broken], timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
     async def _wait_for_broken_engine(self) -> None:
         while self.engine.status().healthy:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(ENGINE_CHECK_SECONDS)
         logger.error("the engine is broken, leaving the pool")
 
     async def _beat_for_ever(self) -> None:
         while True:
             with contextlib.suppress(Unavailable):
                 await self._beat()
-                self.joined.set()
+                self._joined.set()
+                self._beaten_at = time.monotonic()
             await asyncio.sleep(self.settings.heartbeat_seconds)
 
     async def _beat(self) -> None:
         status = self.engine.status()
         said = ReplicaStatus(
-            self.replica_id, status.kv_capacity_tokens, status.running, self.draining, dict(self._bookings)
+            self.replica_id,
+            status.kv_capacity_tokens,
+            status.running,
+            self.draining,
+            dict(self.bookings),
+            dict(self._attempts),
         )
         await self._lanes.heartbeat(self.pool, said, now_ms())
 
     async def _take(self) -> None:
-        await self.joined.wait()
-        while not self.draining:
+        await self._joined.wait()
+        while not self.draining and self.engine.status().healthy:
             try:
                 assignment = await self._lanes.take(self.pool, self.replica_id, 1.0)
             except Unavailable:
                 await asyncio.sleep(0.2)
                 continue
-            if assignment is None or assignment.generation_id in self._bookings:
+            if assignment is None or assignment.generation_id in self.bookings:
                 continue
             tracing.mark(assignment.generation_id, "taken")
-            self._bookings.setdefault(assignment.generation_id, 0)
+            self.bookings[assignment.generation_id] = 0
+            self._attempts[assignment.generation_id] = assignment.attempt
             task = asyncio.create_task(self._serve(assignment))
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
@@ -176,28 +211,38 @@ class Replica:
             logger.exception("generation %s attempt %d broke", generation_id, attempt)
             await until_available(lambda: self._finish(generation_id, self.pool, attempt=None, outcome=None))
         finally:
-            self._bookings.pop(generation_id, None)
+            self.bookings.pop(generation_id, None)
+            self._attempts.pop(generation_id, None)
             self._replies.pop(generation_id, None)
 
     async def _answer(self, claim: Claim, attempt: int) -> None:
         generation_id = claim.request.generation_id
-        self._bookings[generation_id] = claim.request.prompt_tokens + claim.request.max_tokens
+        self.bookings[generation_id] = claim.request.prompt_tokens + claim.request.max_tokens
         outcome = claim.sealed_outcome
-        if outcome is None and claim.state.cancel_requested and not claim.entries:
-            outcome = Outcome(FinishReason.CANCELLED, "", Usage(), Cost())
         if outcome is None:
-            reply = self._replies[generation_id] = Reply(
-                self.engine, self._buffer, claim, attempt, self.settings.flush_seconds
-            )
-            running = asyncio.create_task(reply.run())
-            if claim.state.cancel_requested or await self._cancelled_meanwhile(generation_id):
-                await reply.stop()
-            outcome = await running
+            reply = Reply(self.engine, self._buffer, claim, attempt, self.settings.flush_seconds)
+            if claim.state.cancel_requested:
+                outcome = reply.cancelled()
+            elif self._leaving:
+                return
+            else:
+                outcome = await self._generate(reply)
             self._metrics.replied(reply, outcome)
-            if reply.handing_over:
+            if reply.unfinished:
                 return
         decided = outcome
         await until_available(lambda: self._finish(generation_id, self.pool, attempt=attempt, outcome=decided))
+
+    async def _generate(self, reply: Reply) -> Outcome:
+        generation_id = reply.request.generation_id
+        self._replies[generation_id] = reply
+        running = asyncio.create_task(reply.run())
+        try:
+            if await self._cancelled_meanwhile(generation_id):
+                await reply.stop()
+            return await running
+        finally:
+            running.cancel()
 
     async def _cancelled_meanwhile(self, generation_id: str) -> bool:
         """A cancel between the claim and the first look at the control channel has left its mark."""

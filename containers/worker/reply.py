@@ -14,6 +14,7 @@ from chat.ports import BufferEntry, Claim, Engine, TokenBuffer
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 1.0
+ABORT_SECONDS = 5.0
 
 
 class Reply:
@@ -26,6 +27,7 @@ class Reply:
     def __init__(self, engine: Engine, buffer: TokenBuffer, claim: Claim, attempt: int, flush_seconds: float) -> None:
         self.request, self.attempt = claim.request, attempt
         self.handing_over = False
+        self.engine_broke = False
         self.first_token_seconds: float | None = None
         self._engine, self._buffer, self._flush_seconds = engine, buffer, flush_seconds
         self._entries = list(claim.entries)
@@ -42,6 +44,7 @@ class Reply:
         self._finish: FinishReason | None = None
         self._error: dict[str, str] | None = None
         self._changed, self._ended = asyncio.Event(), asyncio.Event()
+        self._stopped = False
         self._started_at = time.monotonic()
         self._flushed_at = 0.0
 
@@ -63,12 +66,38 @@ class Reply:
                 await consumer
         return self._outcome()
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether another replica should go on with it: this one leaves, or its engine broke, before the end."""
+        return self.engine_broke or (self.handing_over and self._finish is FinishReason.CANCELLED)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of this attempt."""
+        return self._count - len(self._saved_ids)
+
+    def cancelled(self) -> Outcome:
+        """How it ends when it was cancelled before this attempt began: with what earlier ones made."""
+        self._finish = FinishReason.CANCELLED
+        return self._outcome()
+
     async def stop(self, *, handing_over: bool = False) -> None:
         """End it before the engine's next step; what was made is kept."""
         self.handing_over = self.handing_over or handing_over
-        await self._engine.abort(self.request.generation_id, self.attempt)
+        self._stopped = True
+        try:
+            async with asyncio.timeout(ABORT_SECONDS):
+                await self._engine.abort(self.request.generation_id, self.attempt)
+        except Exception:
+            # A broken engine; whoever reads its outputs hears of it too.
+            logger.exception("abort failed, generation %s", self.request.generation_id)
 
     async def _consume(self) -> None:
+        if self._stopped:
+            self._finish = FinishReason.CANCELLED
+            self._ended.set()
+            self._changed.set()
+            return
         try:
             outputs = self._engine.generate(self.request, self.attempt, self._saved_ids)
             async for output in outputs:
@@ -87,6 +116,7 @@ class Reply:
             logger.exception("the engine raised, generation %s", self.request.generation_id)
             self._fail(EngineFailed("The model engine failed."))
         finally:
+            self.engine_broke = self._finish is FinishReason.ERROR and not self._engine.status().healthy
             self._pending_text += self._detokenizer.flush()
             self._ended.set()
             self._changed.set()

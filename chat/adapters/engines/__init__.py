@@ -18,7 +18,12 @@ def make_engine(settings: WorkerSettings) -> Engine:
     if settings.engine == "vllm":
         from chat.adapters.engines.vllm import VllmEngine
 
-        return VllmEngine(settings.model_path, settings.dtype, settings.max_model_len)
+        return VllmEngine(
+            settings.model_path,
+            settings.dtype,
+            settings.max_model_len,
+            tensor_parallel_size=settings.tensor_parallel_size,
+        )
     if settings.engine == "openai":
         from chat.adapters.engines.openai import OpenAIEngine
 

@@ -35,29 +35,40 @@ class ByteDetokenizer:
 class PieceDetokenizer:
     """For a Hugging Face tokenizer. Implements `chat.ports.Detokenizer`.
 
-    Decodes from the last border at which the text was whole, so that the cost of a step does not grow with the
-    reply; a text that ends in U+FFFD is half a character and waits for the next token.
+    Tokens are decoded one by one in a window that begins at the last border at which the text was whole, so that
+    a step's cost does not grow with the reply, and what is said after some tokens does not depend on how they were
+    grouped: a continuation feeds the saved ones at once. A window that ends in U+FFFD ends in half a character and
+    waits for the next token.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._decode = tokenizer.decode
-        self._ids: list[int] = []
-        self._prefix = 0
-        self._read = 0
+        self._window: list[int] = []
+        self._heads = 0  # tokens of the window that are said; they are there to give the rest its context
+        self._said = ""  # their text
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """See Detokenizer.feed."""
-        self._ids.extend(token_ids)
-        return self._advance(final=False)
+        return "".join(self._push(token_id) for token_id in token_ids)
+
+    def _push(self, token_id: int) -> str:
+        self._window.append(token_id)
+        text = str(self._decode(self._window, skip_special_tokens=True))
+        if text.endswith(_REPLACEMENT):
+            return ""
+        fresh = text[len(self._said) :]
+        self._begin_at_border()
+        return fresh
+
+    def _begin_at_border(self) -> None:
+        """Keep what was just said as the context of what follows."""
+        self._window = self._window[self._heads :]
+        self._heads = len(self._window)
+        self._said = str(self._decode(self._window, skip_special_tokens=True))
 
     def flush(self) -> str:
-        """See Detokenizer.flush."""
-        return self._advance(final=True)
-
-    def _advance(self, *, final: bool) -> str:
-        before = self._decode(self._ids[self._prefix : self._read], skip_special_tokens=True)
-        whole = self._decode(self._ids[self._prefix :], skip_special_tokens=True)
-        if whole.endswith(_REPLACEMENT) and not final:
-            return ""
-        self._prefix, self._read = self._read, len(self._ids)
-        return str(whole[len(before) :]).rstrip(_REPLACEMENT) if final else str(whole[len(before) :])
+        """What was kept back, without the half character at its end."""
+        text = str(self._decode(self._window, skip_special_tokens=True)).rstrip(_REPLACEMENT)
+        fresh = text[len(self._said) :]
+        self._window, self._heads, self._said = [], 0, ""
+        return fresh

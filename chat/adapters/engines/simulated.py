@@ -1,6 +1,6 @@
 """A scripted engine with the arithmetic of the reference replica: continuous batching, prefill, KV accounting.
 
-A user message `/sim {json}` directs the reply (tests/README.md describes the keys); other messages get a short
+A user message `/sim {json}` directs the reply (`script_of` reads the keys); other messages get a short
 fixed one. Tokens are 3 bytes of UTF-8, so that characters straddle tokens, and the reply is a function of the
 prompt alone, so that a continuation after a crash gives the same text.
 """
@@ -22,16 +22,18 @@ FIXED_REPLY = "This is a simulated reply. It is always the same, whatever was as
 FIXED_SENTENCE = "The quick brown fox jumps over the lazy dog. "
 DEFAULT_TOKENS = 40
 DEFAULT_RATE = 200.0
-IDLE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Script:
-    """What a reply will be: its tokens' bytes, and when it stalls or fails."""
+    """What a reply will be: its tokens' bytes, and when it stalls or fails.
+
+    `rate` is in tokens a second; None leaves the pace to the batch, with `DEFAULT_RATE` at most.
+    """
 
     reply: bytes
     tokens: int
-    rate: float
+    rate: float | None
     stall_before: float = 0.0
     stall_at: tuple[int, float] | None = None
     fail_at: int | None = None
@@ -50,32 +52,37 @@ class Script:
 
 
 def script_of(request: GenerationRequest) -> Script:
-    """Read the directive of the last user message."""
-    prompt = render_plain(request.messages)
+    """Read the directive of the last message.
+
+    `text`: the reply, repeated until `tokens` (default: a fixed sentence, 40 tokens; a given text is said once);
+    `rate`: tokens a second; `stall_before`: seconds before the first token; `stall_at`: `[token, seconds]`;
+    `fail_at`: the engine raises at that token; `echo`: `"prompt"` replies with the prompt as it arrived here.
+    """
     content = request.messages[-1].content if request.messages else ""
-    directive: dict[str, Any] = {}
-    if content.startswith("/sim "):
-        try:
-            parsed = json.loads(content[5:])
-            directive = parsed if isinstance(parsed, dict) else {}
-        except ValueError:
-            directive = {}
-        once = directive.get("echo") == "prompt" or "text" in directive
-        text = prompt if directive.get("echo") == "prompt" else str(directive.get("text", FIXED_SENTENCE))
-        default = -(-len(text.encode()) // TOKEN_BYTES) if once else DEFAULT_TOKENS
-    else:
-        text = FIXED_REPLY
-        default = -(-len(text.encode()) // TOKEN_BYTES)
+    directive = _directive(content) if content.startswith("/sim ") else {"text": FIXED_REPLY}
+    echo = directive.get("echo") == "prompt"
+    text = render_plain(request.messages) if echo else str(directive.get("text", FIXED_SENTENCE))
     reply = text.encode("utf-8", "replace") or b"."
+    once = -(-len(reply) // TOKEN_BYTES)
+    tokens = int(directive.get("tokens", once if echo or "text" in directive else DEFAULT_TOKENS))
     stall = directive.get("stall_at")
     return Script(
         reply=reply,
-        tokens=max(1, int(directive.get("tokens", default))),
-        rate=float(directive.get("rate", DEFAULT_RATE)),
+        tokens=max(1, tokens),
+        rate=None if directive.get("rate") is None else float(directive["rate"]),
         stall_before=float(directive.get("stall_before", 0)),
         stall_at=(int(stall[0]), float(stall[1])) if stall else None,
         fail_at=None if directive.get("fail_at") is None else int(directive["fail_at"]),
     )
+
+
+def _directive(content: str) -> dict[str, Any]:
+    """The JSON after `/sim `; one that is malformed directs nothing."""
+    try:
+        parsed = json.loads(content[5:])
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 @dataclass
@@ -97,8 +104,8 @@ class SimulatedEngine:
     """Implements `chat.ports.Engine`.
 
     One loop steps the whole batch: a step takes `base + per_sequence * batch` seconds (18 ms alone, 36 ms at 183)
-    and gives each sequence a token. A directive's `rate` (tokens/s) replaces that pace for its request, so that
-    tests can be quick: a step then gives as many tokens as the rate asks for.
+    and gives each sequence a token. A directive's `rate` replaces that pace for its request, so that tests can be
+    quick: a step then gives as many tokens as the rate asks for.
     """
 
     def __init__(
@@ -183,14 +190,18 @@ class SimulatedEngine:
             now = time.monotonic()
             for name, sequence in list(self._batch.items()):
                 if now >= sequence.ready_at:
-                    self._step(name, sequence, now - max(last, sequence.ready_at), now)
+                    self._step(name, sequence, max(0.0, now - max(last, sequence.ready_at)), now)
             last = now
 
     def _step(self, name: str, sequence: _Sequence, elapsed: float, now: float) -> None:
         """Give one sequence what the elapsed time is worth at its rate."""
         script = sequence.script
-        # The first token comes with the first step; a quick rate gives many tokens a step.
-        sequence.credit += max(elapsed, 0.0) * script.rate if sequence.next or sequence.credit else 1.0
+        if not sequence.next and not sequence.credit:
+            sequence.credit = 1.0  # the first token comes with the first step
+        elif script.rate is None:
+            sequence.credit += min(1.0, elapsed * DEFAULT_RATE)
+        else:
+            sequence.credit += elapsed * script.rate
         token_ids: list[int] = []
         finish = None
         while sequence.credit >= 1 and finish is None:

@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from multiprocessing import resource_tracker
 from typing import Any
 
 from chat.adapters.engines.detokenizer import PieceDetokenizer
@@ -94,7 +95,7 @@ class VllmEngine:
         """See Engine.generate."""
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        prompt = self._prompt_ids(request)
+        prompt = self.prompt_ids(request)
         if len(prompt) >= self._max_model_len:
             raise ContextLengthExceeded("The conversation does not fit the model's context.", param="content")
         room = min(request.max_tokens, self._max_model_len - len(prompt)) - len(saved_token_ids)
@@ -120,7 +121,13 @@ class VllmEngine:
             ended.set()
             await outputs.aclose()  # whoever stops reading early aborts the request, now rather than some time
 
-    def _prompt_ids(self, request: GenerationRequest) -> list[int]:
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and reply together; known after the start, which may find that less fits."""
+        return self._max_model_len
+
+    def prompt_ids(self, request: GenerationRequest) -> list[int]:
+        """The prompt with the model's chat template."""
         plain = [{"role": str(message.role), "content": message.content} for message in request.messages]
         text = self._tokenizer.apply_chat_template(plain, add_generation_prompt=True, tokenize=False)
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -199,6 +206,8 @@ def _signals_held_back() -> Iterator[None]:
 
     A supervisor or a terminal may signal the whole process group; the core would drop every reply at once.
     """
+    # Starting Python's tracker of shared memory would unblock the signals again: it starts before.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
         yield

@@ -4,6 +4,7 @@ import { eventsOf } from "./sse.js";
 const FIRST_PAUSE_MS = 300;
 const LONGEST_PAUSE_MS = 8000;
 const GIVE_UP_AFTER_MS = 10 * 60 * 1000; // the resume window
+const ANSWER_WITHIN_MS = 30_000;
 
 /** A refusal: `code`, `message`, `status`, `retryAfter` in seconds (or null), `generationId`. */
 export class Refusal extends Error {
@@ -14,6 +15,11 @@ export class Refusal extends Error {
     this.generationId = error?.generationId;
     this.retryAfter = retryAfter;
   }
+}
+
+/** Whether the same request may succeed later by itself: the network, or a store that is away. */
+export function passing(error) {
+  return error instanceof TypeError || (error instanceof Refusal && [502, 503, 504].includes(error.status));
 }
 
 export class Api {
@@ -39,9 +45,21 @@ export class Api {
     throw new Refusal(response.status, answer.error, wait > 0 ? wait : null);
   }
 
-  async json(method, path, body) {
-    const response = await this.#fetch(method, path, { body });
-    return response.status === 204 ? null : response.json();
+  /** One call; where `repeatable`, made again a few times while the network or a store is away. */
+  async json(method, path, body, repeatable = method !== "POST") {
+    for (let tries = 1; ; tries++) {
+      try {
+        const response = await this.#fetch(method, path, { body, signal: AbortSignal.timeout(ANSWER_WITHIN_MS) });
+        return response.status === 204 ? null : await response.json();
+      } catch (error) {
+        if (error.name === "TimeoutError") throw new Error("The service does not answer. Try again.");
+        if (!passing(error)) throw error;
+        if (!repeatable || tries === 4) {
+          throw error instanceof Refusal ? error : new Error("The service cannot be reached. Check the connection.");
+        }
+        await untilWorthTrying(Math.max(tries * 500, (error.retryAfter ?? 0) * 1000));
+      }
+    }
   }
 
   /** Send (or repeat) a message; yields its events to the last one, over any number of connections. */
@@ -57,52 +75,67 @@ export class Api {
     return this.#reply("GET", `/v1/generations/${generationId}/stream`, undefined, signal, generationId);
   }
 
+  /**
+   * The request is repeated until its answer says which generation it made (the body carries clientMessageId, so a
+   * repeated one attaches to the same); from then on that generation is followed from the last event seen.
+   */
   async *#reply(method, path, body, signal, generationId = null) {
     let last = 0;
-    let pause = FIRST_PAUSE_MS;
+    let firstPause = FIRST_PAUSE_MS;
+    let pause = firstPause;
     let quietSince = Date.now();
     for (;;) {
+      let wait = 0;
       try {
-        const resuming = generationId !== null;
-        const response = resuming
-          ? await this.#fetch("GET", `/v1/generations/${generationId}/stream`, {
-              signal,
-              headers: last ? { "Last-Event-ID": String(last) } : {},
-            })
-          : await this.#fetch(method, path, { body, signal });
+        const request = generationId === null ? { body, signal } : { signal, headers: resumeAfter(last) };
+        const response =
+          generationId === null
+            ? await this.#fetch(method, path, request)
+            : await this.#fetch("GET", `/v1/generations/${generationId}/stream`, request);
         generationId = response.headers.get("X-Generation-Id") ?? generationId;
-        for await (const event of eventsOf(response)) {
+        yield { kind: "connected", id: null, data: {}, generationId };
+        for await (const event of eventsOf(response, { onRetry: (ms) => (firstPause = Math.min(ms, FIRST_PAUSE_MS)) })) {
           if (event.id !== null && event.id <= last) continue;
           if (event.id !== null) last = event.id;
-          pause = FIRST_PAUSE_MS;
+          pause = firstPause;
           quietSince = Date.now();
           yield { ...event, generationId };
           if (event.kind === "done" || event.kind === "error") return;
         }
       } catch (error) {
         if (signal?.aborted) return;
-        const passing = error instanceof TypeError || (error instanceof Refusal && error.status === 503);
-        if (!passing || Date.now() - quietSince > GIVE_UP_AFTER_MS) throw error;
-        yield { kind: "reconnecting", id: null, data: {}, generationId };
+        if (!passing(error) || Date.now() - quietSince > GIVE_UP_AFTER_MS) throw error;
+        wait = (error.retryAfter ?? 0) * 1000;
+        yield { kind: "reconnecting", id: null, data: { offline: !navigator.onLine }, generationId };
       }
       if (signal?.aborted) return;
-      await untilWorthTrying(pause * (0.5 + Math.random()), signal);
+      await untilWorthTrying(Math.max(wait, pause * (0.5 + Math.random())), signal);
+      if (signal?.aborted) return;
       pause = Math.min(pause * 2, LONGEST_PAUSE_MS);
     }
   }
 }
 
-/** Waits, or until the network is back, whichever is first. */
+function resumeAfter(last) {
+  return last ? { "Last-Event-ID": String(last) } : {};
+}
+
+/** Waits, or until the network is back or the page is looked at again, whichever is first. */
 function untilWorthTrying(ms, signal) {
   return new Promise((resolve) => {
     const timer = setTimeout(end, ms);
+    function looked() {
+      if (document.visibilityState === "visible") end();
+    }
     function end() {
       clearTimeout(timer);
       removeEventListener("online", end);
+      document.removeEventListener("visibilitychange", looked);
       signal?.removeEventListener("abort", end);
       resolve();
     }
     addEventListener("online", end);
+    document.addEventListener("visibilitychange", looked);
     signal?.addEventListener("abort", end);
   });
 }

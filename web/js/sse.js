@@ -1,7 +1,11 @@
 // A reader of server-sent events over fetch, since EventSource cannot send an Authorization header.
 
-/** Incremental parser: feed bytes in any pieces, get whole events. Comments are dropped. */
+/** The service sends at least a comment every 10 s; a connection silent for longer than this is dead. */
+export const SILENCE_MS = 25_000;
+
+/** Incremental parser: feed bytes in any pieces, get whole events. `retry` (ms) is what the server last asked for. */
 export class EventParser {
+  retry = null;
   #decoder = new TextDecoder();
   #rest = "";
   #event = { id: null, kind: "message", data: [] };
@@ -30,24 +34,35 @@ export class EventParser {
     const colon = line.indexOf(":");
     const name = colon < 0 ? line : line.slice(0, colon);
     const value = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
-    if (name === "id") this.#event.id = Number(value);
+    if (name === "id" && /^\d+$/.test(value)) this.#event.id = Number(value);
     else if (name === "event") this.#event.kind = value;
     else if (name === "data") this.#event.data.push(value);
+    else if (name === "retry" && /^\d+$/.test(value)) this.retry = Number(value);
     return null;
   }
 }
 
-/** Events of a response's body, as they arrive. */
-export async function* eventsOf(response) {
+/** Events of a response's body, as they arrive. Throws TypeError when it breaks or falls silent. */
+export async function* eventsOf(response, { silenceMs = SILENCE_MS, onRetry } = {}) {
   const parser = new EventParser();
   const reader = response.body.getReader();
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await within(silenceMs, reader.read());
       if (done) return;
-      yield* parser.feed(value);
+      const events = parser.feed(value);
+      if (parser.retry !== null) onRetry?.(parser.retry);
+      yield* events;
     }
   } finally {
     reader.cancel().catch(() => {});
   }
+}
+
+function within(ms, promise) {
+  let timer;
+  const silence = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new TypeError("The connection fell silent.")), ms);
+  });
+  return Promise.race([promise, silence]).finally(() => clearTimeout(timer));
 }

@@ -1,221 +1,346 @@
 // One open conversation: its history, sending, following, stopping, regenerating.
-import { Refusal } from "./api.js";
-import { $, messageNode, showNotice, stickToEnd, updateMessage } from "./view.js";
+import { Refusal, passing } from "./api.js";
+import { Messages, outbox } from "./store.js";
 
 const PAGE = 30;
 
 export class Thread {
   #api;
-  #changed;
-  #messages = new Map(); // seq -> message
-  #nodes = new Map(); // seq -> element
-  #shown = new Map(); // parentId -> seq of the sibling on show
-  #before = null;
-  #following = null; // { generationId, controller, seq }
+  #view;
+  #on;
+  #messages = new Messages();
+  #live = null; // the reply that is asked for or being written: { reply, question, body, regenerates, … }
   #alive = true;
+  #paging = null;
 
-  /** `changed(conversation)` is called when the list should be read again. */
-  constructor(api, conversation, changed) {
+  /** `on.changed(conversation)`: others should look again; `on.gone()`: it was deleted; `on.giveBack(text)`: unsent. */
+  constructor(api, view, conversation, on) {
     this.#api = api;
+    this.#view = view;
+    this.#on = on;
     this.conversation = conversation;
-    this.#changed = changed;
   }
 
   get id() {
     return this.conversation?.conversationId ?? null;
   }
 
+  get busy() {
+    return this.#live !== null && !this.#live.over;
+  }
+
   close() {
     this.#alive = false;
-    this.#following?.controller.abort();
+    this.#live?.controller.abort();
   }
 
   async load() {
     this.#draw();
     if (!this.id) return;
     await this.#page();
-    this.#attachToRunning();
+    this.#view.toEnd();
+    const unsent = outbox.get(this.id);
+    if (unsent) this.#resume(unsent);
+    else this.#attach();
   }
 
   /** Read the newest page again: another tab may have gone on. */
   async refresh() {
-    if (!this.id || this.#following) return;
-    await this.#page(null, true);
-    this.#attachToRunning();
+    if (!this.id || this.#paging) return;
+    await this.#page();
+    if (!this.busy) this.#attach();
   }
 
+  /** Read older messages; the place that is being read stays in sight. */
   async earlier() {
-    await this.#page(this.#before);
-  }
-
-  async #page(before = null, newest = false) {
-    const query = new URLSearchParams({ limit: PAGE, ...(before ? { before } : {}) });
-    const page = await this.#api.json("GET", `/v1/conversations/${this.id}/messages?${query}`);
-    if (!this.#alive) return;
-    for (const message of page.data) this.#messages.set(message.seq, message);
-    if (!newest || this.#before === null) this.#before = page.nextBefore;
-    this.#draw();
-    if (!before) $("scroll").scrollTop = $("scroll").scrollHeight;
-  }
-
-  #attachToRunning() {
-    const last = [...this.#messages.values()].sort((a, b) => a.seq - b.seq).at(-1);
-    if (last?.status === "STREAMING" && last.generationId) {
-      this.#consume((signal) => this.#api.follow(last.generationId, signal), last.seq);
-    }
-  }
-
-  async send(content) {
-    const clientMessageId = crypto.randomUUID();
-    if (!this.id) {
-      this.conversation = await this.#api.json("POST", "/v1/conversations", {});
-      this.#changed(this.conversation);
-    }
-    const seq = Math.max(0, ...this.#messages.keys()) + 1;
-    const pending = { seq, role: "user", content, status: "COMPLETED", messageId: `pending-${seq}`, parentId: null };
-    this.#messages.set(seq, pending);
-    this.#messages.set(seq + 1, this.#blank(seq + 1, pending.messageId));
-    this.#draw();
-    $("scroll").scrollTop = $("scroll").scrollHeight;
-    const body = { content, clientMessageId };
-    await this.#consume((signal) => this.#api.send(this.id, body, signal), seq + 1);
-  }
-
-  async regenerate(message) {
-    const seq = Math.max(...this.#messages.keys()) + 1;
-    this.#messages.set(seq, this.#blank(seq, message.parentId));
-    this.#shown.delete(message.parentId);
-    this.#draw();
-    const body = { clientMessageId: crypto.randomUUID() };
-    await this.#consume((signal) => this.#api.regenerate(this.id, message.seq, body, signal), seq);
-  }
-
-  async stop() {
-    const generationId = this.#following?.generationId;
-    if (generationId) await this.#api.json("POST", `/v1/generations/${generationId}/cancel`);
-  }
-
-  #blank(seq, parentId) {
-    return { seq, role: "assistant", content: "", status: "STREAMING", parentId, messageId: null, model: null };
-  }
-
-  async #consume(events, seq) {
-    const controller = new AbortController();
-    const following = (this.#following = { generationId: null, controller, seq });
-    const message = { ...this.#messages.get(seq), content: "", status: "STREAMING" };
-    this.#put(message);
-    this.#buttons();
-    showNotice("");
+    if (this.#paging || !this.#messages.before) return;
+    this.#paging = this.#page(this.#messages.before);
     try {
-      for await (const event of events(controller.signal)) {
-        following.generationId = event.generationId ?? following.generationId;
-        this.#apply(message, event);
-      }
-    } catch (error) {
-      await this.#refused(error, seq);
+      await this.#paging;
     } finally {
-      if (this.#following === following) this.#following = null;
-      if (this.#alive) {
-        this.#buttons();
-        await this.#page(null, true).catch(() => {});
-        this.#changed(this.conversation);
-      }
+      this.#paging = null;
     }
   }
 
-  #apply(message, event) {
+  async #page(before = null) {
+    const query = new URLSearchParams({ limit: PAGE, ...(before ? { before } : {}) });
+    let page;
+    try {
+      page = await this.#api.json("GET", `/v1/conversations/${this.id}/messages?${query}`);
+    } catch (error) {
+      if (error instanceof Refusal && error.status === 404 && this.#alive) return this.#on.gone();
+      throw error;
+    }
     if (!this.#alive) return;
-    const { kind, data } = event;
-    if (kind === "queued") {
-      showNotice(`In the queue: place ${data.position}, about ${Math.ceil(data.estimatedWaitSeconds)} s`);
-    } else if (kind === "reconnecting") {
-      showNotice("The connection dropped; the reply goes on, reconnecting …");
-    } else {
-      showNotice("");
-    }
-    if (kind === "started") Object.assign(message, { model: data.model, degraded: data.degraded });
-    if (kind === "delta") message.content += data.text;
-    if (kind === "done") Object.assign(message, { status: data.status, usage: data.usage });
-    if (kind === "error") {
-      message.status = "FAILED";
-      showNotice(data.error.message, true);
-    }
-    this.#put(message);
-  }
-
-  async #refused(error, seq) {
-    if (!this.#alive) return;
-    if (error instanceof Refusal && error.code === "conversation_busy" && error.generationId) {
-      showNotice("Another reply is running in this conversation; showing it.");
-      this.#messages.delete(seq);
-      await this.#page(null, true);
-      return;
-    }
-    const message = this.#messages.get(seq);
-    if (message && !message.content) this.#put({ ...message, status: "REFUSED" });
-    const wait = error.retryAfter ? ` Try again in ${duration(error.retryAfter)}.` : "";
-    showNotice(error.message + wait, true);
-  }
-
-  #put(message) {
-    this.#messages.set(message.seq, message);
-    const node = this.#nodes.get(message.seq);
-    if (node) stickToEnd(() => updateMessage(node, this.#withSiblings(message), this.#actions()));
+    this.#messages.merge(page, !before);
+    if (before) this.#view.keepPlace(() => this.#draw());
     else this.#draw();
   }
 
-  #buttons() {
-    const streaming = this.#following !== null;
-    $("stop").hidden = !streaming;
-    $("send").hidden = streaming;
+  /** Send a message of the user's. Answers when its reply has ended. */
+  async send(content) {
+    if (this.busy) return;
+    if (!this.id) {
+      try {
+        this.conversation = await this.#api.json("POST", "/v1/conversations", { title: titleOf(content) });
+      } catch (error) {
+        this.#on.giveBack(content);
+        throw error;
+      }
+      if (!this.#alive) return;
+      this.#on.changed(this.conversation);
+    }
+    const body = { content, clientMessageId: newId() };
+    await this.#ask({ body, question: { role: "user", content, status: "COMPLETED" } });
   }
 
-  #withSiblings(message) {
-    const siblings = [...this.#messages.values()]
-      .filter((one) => one.role === "assistant" && one.parentId === message.parentId)
-      .map((one) => one.seq)
-      .sort((a, b) => a - b);
-    return { ...message, siblings };
+  /** Ask for another reply to the same message. */
+  async regenerate(message) {
+    if (this.busy) return;
+    await this.#ask({ body: { clientMessageId: newId() }, regenerates: message });
   }
 
-  #actions() {
-    return {
-      regenerate: (message) => this.#following || this.regenerate(message),
-      sibling: (message, place) => {
-        const { siblings } = this.#withSiblings(message);
-        this.#shown.set(message.parentId, siblings[place]);
-        this.#draw();
-      },
-    };
+  async stop() {
+    const live = this.#live;
+    if (!live || live.over) return;
+    if (live.generationId) return this.#cancel(live);
+    if (live.stopWanted) {
+      // Nothing has answered yet and the reader insists: give the text back.
+      live.controller.abort();
+      this.#giveUp(live);
+      return;
+    }
+    live.stopWanted = true;
+    this.#phase(live, "Stopping …");
   }
 
-  /** Of replies to the same message only one is on show: the chosen one, else the newest. */
-  #visible() {
-    const all = [...this.#messages.values()].sort((a, b) => a.seq - b.seq);
-    return all.filter((message) => {
-      if (message.role !== "assistant") return true;
-      const { siblings } = this.#withSiblings(message);
-      return message.seq === (this.#shown.get(message.parentId) ?? siblings.at(-1));
-    });
+  async #cancel(live) {
+    this.#phase(live, "Stopping …");
+    await this.#api.json("POST", `/v1/generations/${live.generationId}/cancel`, undefined, true);
+  }
+
+  #giveUp(live) {
+    if (this.id) outbox.remove(this.id);
+    if (live.question) this.#on.giveBack(live.question.content);
+    if (this.#live === live) this.#live = null;
+    this.#draw();
+  }
+
+  /** A send from before the page was loaded again, whose answer is unknown or was a refusal. */
+  #resume(unsent) {
+    const question = { role: "user", content: unsent.body.content, status: "COMPLETED" };
+    if (!unsent.refusal) return this.#quietly(this.#ask({ body: unsent.body, question }));
+    this.#live = { ...this.#newLive({ body: unsent.body, question }), over: true };
+    this.#showRefusal(this.#live, unsent.refusal);
+  }
+
+  #attach() {
+    const last = this.#messages.all.findLast((one) => one.status === "STREAMING" && one.generationId);
+    if (last) this.#quietly(this.#ask({ attach: last }));
+  }
+
+  #quietly(work) {
+    work.catch((error) => this.#view.problem(error));
+  }
+
+  #newLive({ body = null, question = null, regenerates = null, attach = null }) {
+    const reply = { role: "assistant", content: "", status: "STREAMING", phase: "Sending …", key: "live", ...attach };
+    if (regenerates) reply.parentId = regenerates.parentId;
+    const generationId = attach?.generationId ?? null;
+    return { body, question, regenerates, reply, generationId, controller: new AbortController(), over: false };
+  }
+
+  #events(live) {
+    const { signal } = live.controller;
+    if (live.regenerates) return this.#api.regenerate(this.id, live.regenerates.seq, live.body, signal);
+    if (live.body) return this.#api.send(this.id, live.body, signal);
+    return this.#api.follow(live.generationId, signal);
+  }
+
+  async #ask(what) {
+    const live = (this.#live = this.#newLive(what));
+    if (live.question) outbox.put(this.id, { body: live.body });
+    this.#view.clearProblem();
+    this.#draw();
+    if (!what.attach) this.#view.toEnd();
+    try {
+      for await (const event of this.#events(live)) {
+        if (!this.#alive) return;
+        await this.#apply(live, event);
+      }
+    } catch (error) {
+      if (this.#alive) await this.#refused(live, error);
+      return;
+    }
+    if (this.#alive && this.#live === live) await this.#ended(live);
+  }
+
+  async #apply(live, { kind, data, generationId }) {
+    const { reply } = live;
+    if (generationId && !live.generationId) {
+      live.generationId = reply.generationId = generationId;
+      outbox.remove(this.id); // saved: from here on history leads to it
+      this.#on.changed(this.conversation);
+      if (live.stopWanted) this.#quietly(this.#cancel(live));
+    }
+    if (kind === "connected") this.#phase(live, reply.content ? "" : "Waiting …");
+    if (kind === "queued") this.#phase(live, waiting(data));
+    if (kind === "reconnecting") this.#phase(live, reconnecting(data, live.generationId));
+    if (kind === "started") await this.#started(live, data);
+    if (kind === "delta") {
+      reply.content += data.text;
+      this.#phase(live, "");
+    }
+    if (kind === "done") Object.assign(reply, { status: data.status, usage: data.usage, finishReason: data.finishReason });
+    if (kind === "error") Object.assign(reply, { status: "FAILED", problem: data.error?.message });
+    if (kind === "done" || kind === "error") {
+      reply.phase = "";
+      this.#view.announce(kind === "done" ? `Reply: ${reply.content}` : "The reply broke off.");
+    }
+  }
+
+  async #started(live, data) {
+    const { reply } = live;
+    const fresh = reply.seq !== data.seq || !reply.parentId;
+    const { seq, messageId, model, degraded, servedBy } = data;
+    Object.assign(reply, { seq, messageId, model, degraded, servedBy, content: "" });
+    this.#phase(live, "Thinking …");
+    if (!fresh) return;
+    // Now both are saved: take their numbers and ids from history. Until that succeeds they stay at the end.
+    this.#page().catch(() => {});
+  }
+
+  async #ended(live) {
+    live.over = true;
+    const { reply } = live;
+    await this.#page().catch(() => {});
+    const saved = this.#messages.get(reply.seq);
+    if (saved) {
+      const { degraded, servedBy, problem, finishReason } = reply;
+      const ahead = saved.status === "STREAMING" ? { content: reply.content, status: reply.status } : {};
+      this.#messages.put({ ...saved, ...ahead, degraded, servedBy, problem, finishReason });
+    }
+    if (saved || !reply.content) this.#live = null;
+    this.#draw();
+    this.#on.changed(this.conversation);
+  }
+
+  async #refused(live, error) {
+    live.over = true;
+    const refusal = error instanceof Refusal ? error : null;
+    if (refusal?.status === 401) throw error;
+    if (refusal?.code === "conversation_busy") {
+      this.#giveUp(live);
+      this.#view.notice("A reply is already being written in this conversation. Your message is back in the box.");
+      await this.#page();
+      if (!this.busy && refusal.generationId) this.#attachTo(refusal.generationId);
+      return;
+    }
+    if (refusal?.status === 404) {
+      if (live.body) this.#giveUp(live);
+      await this.#page();
+      throw error;
+    }
+    const again = refusal === null || refusal.status === 429 || passing(refusal) || refusal.status >= 500;
+    if (!again) {
+      this.#giveUp(live);
+      throw error;
+    }
+    const until = refusal?.retryAfter ? Date.now() + refusal.retryAfter * 1000 : 0;
+    const told = { message: refusal?.message ?? "The connection was lost for too long.", until };
+    if (live.question) outbox.put(this.id, { body: live.body, refusal: told });
+    await this.#page().catch(() => {});
+    this.#showRefusal(live, told);
+  }
+
+  #attachTo(generationId) {
+    const known = this.#messages.all.find((one) => one.generationId === generationId);
+    this.#quietly(this.#ask({ attach: known ?? { generationId } }));
+  }
+
+  /** The refused question stays in its place with a way to ask it again: the same send, so never twice. */
+  #showRefusal(live, refusal) {
+    const last = this.#messages.last;
+    const saved = last?.status === "REFUSED" && this.#messages.all.find((one) => one.messageId === last.parentId);
+    if (live.question && saved && saved.content === live.question.content) {
+      Object.assign(live.reply, { seq: last.seq, messageId: last.messageId, parentId: last.parentId });
+    }
+    Object.assign(live.reply, { status: "REFUSED", phase: "", refusal });
+    this.#view.announce(refusal.message);
+    this.#draw();
+  }
+
+  #again(live) {
+    if (this.busy) return;
+    const { body, question, regenerates, generationId, reply } = live;
+    if (generationId) this.#quietly(this.#ask({ attach: { ...reply, generationId, refusal: null, status: "STREAMING" } }));
+    else this.#quietly(this.#ask({ body, question, regenerates }));
+  }
+
+  #phase(live, phase) {
+    live.reply.phase = phase;
+    if (this.#alive && this.#live === live) this.#view.updateReply(this.#shown(live.reply));
+  }
+
+  #shown(message) {
+    const siblings = this.#messages.siblings(message);
+    const waiting = this.#live?.reply === message && !siblings.includes(message.seq);
+    if (waiting && this.#live.regenerates) siblings.push(...this.#messages.siblings(this.#live.regenerates), null);
+    return { ...message, siblings: siblings.filter((seq) => seq !== undefined) };
+  }
+
+  /** History, with the living reply in its place. */
+  #list() {
+    const list = this.#messages.visible();
+    if (!this.#live) return list;
+    const { reply, question, regenerates } = this.#live;
+    const place = list.findIndex((one) => one.role === "assistant" && (one.seq === reply.seq || isSibling(one, regenerates)));
+    if (place >= 0) {
+      reply.parentId ??= list[place].parentId;
+      list[place] = reply;
+    } else {
+      const saved = this.#messages.get((reply.seq ?? 0) - 1);
+      if (question && saved?.content !== question.content) list.push({ ...question, key: "question" });
+      list.push(reply);
+    }
+    return list;
   }
 
   #draw() {
     if (!this.#alive) return;
-    this.#nodes.clear();
-    const nodes = this.#visible().map((message) => {
-      const node = messageNode(this.#withSiblings(message), this.#actions());
-      this.#nodes.set(message.seq, node);
-      return node;
-    });
-    $("messages").replaceChildren(...nodes);
-    $("empty").hidden = nodes.length > 0;
-    $("earlier").hidden = !this.#before;
-    this.#buttons();
+    const actions = {
+      regenerate: (message) => this.#quietly(this.regenerate(message)),
+      again: () => this.#again(this.#live),
+      sibling: (message, step) => {
+        const { siblings } = this.#shown(message);
+        this.#messages.show(this.#messages.get(siblings[siblings.indexOf(message.seq) + step]));
+        this.#draw();
+      },
+    };
+    const shown = this.#list().map((message) => this.#shown(message));
+    this.#view.draw(shown, actions, { busy: this.busy, earlier: Boolean(this.#messages.before) });
   }
 }
 
-function duration(seconds) {
-  if (seconds < 90) return `${seconds} s`;
-  if (seconds < 5400) return `${Math.ceil(seconds / 60)} min`;
-  return `${Math.ceil(seconds / 3600)} h`;
+function isSibling(message, regenerates) {
+  return regenerates !== null && message.parentId === regenerates.parentId;
+}
+
+function newId() {
+  return crypto.randomUUID?.() ?? Array.from(crypto.getRandomValues(new Uint32Array(4)), (one) => one.toString(16)).join("-");
+}
+
+function titleOf(content) {
+  const line = content.trim().split("\n")[0];
+  return line.length > 60 ? `${[...line].slice(0, 57).join("").trimEnd()}…` : line;
+}
+
+function waiting({ position, estimatedWaitSeconds }) {
+  const wait = estimatedWaitSeconds >= 1 ? ` · about ${Math.ceil(estimatedWaitSeconds)} s` : "";
+  return `Waiting in line · place ${position}${wait}`;
+}
+
+function reconnecting({ offline }, generationId) {
+  if (offline) return "You are offline. The reply goes on when the network is back.";
+  return generationId ? "The connection dropped. Reconnecting …" : "The service does not answer. Trying again …";
 }

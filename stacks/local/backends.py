@@ -3,7 +3,10 @@
 Both are plain child processes; the supervisor and the integration tests start them the same way.
 """
 
+import ctypes
 import os
+import random
+import signal
 import socket
 import subprocess
 import time
@@ -72,7 +75,7 @@ def assign_slots(port: int, timeout_seconds: float = 10) -> None:
 
 
 def ministack_command(directory: Path, port: int) -> Command:
-    """The AWS emulator, with its state saved under `directory` on shutdown.
+    """The AWS emulator, with its state under `directory`; see stacks/local/emulator.py.
 
     Lambdas run as warm subprocesses of its Python, which has boto3 and nothing of this project.
     """
@@ -85,13 +88,18 @@ def ministack_command(directory: Path, port: int) -> Command:
         "LAMBDA_EXECUTOR": "local",
         "PERSIST_STATE": "1",
         "STATE_DIR": str(directory / "state"),
+        "S3_PERSIST": "1",
+        "S3_DATA_DIR": str(directory / "s3"),
+        "SFTP_ENABLED": "0",  # these two listen on fixed ports
+        "IOT_MTLS_ENABLED": "0",
         "MINISTACK_REGION": REGION,
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "TMPDIR": str(directory),
         "LOG_LEVEL": "WARNING",
         **CREDENTIALS,
     }
-    return Command([str(MINISTACK_PYTHON), "-m", "ministack"], environment, directory)
+    program = str(ROOT / "stacks" / "local" / "emulator.py")
+    return Command([str(MINISTACK_PYTHON), "-P", program], environment, directory)  # -P: its folder is no import path
 
 
 def wait_for_ministack(port: int, timeout_seconds: float = 30) -> None:
@@ -108,17 +116,33 @@ def wait_for_ministack(port: int, timeout_seconds: float = 30) -> None:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on; Valkey's bus port (+10000) fits too."""
+    """A TCP port of the loopback interface that nothing listens on; Valkey's bus port (+10000) is free too.
+
+    Both lie below the ports that the system gives to outgoing connections, so that one which is kept for a
+    process is still free when that process starts again.
+    """
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port + 10000 <= 65535:
+        port = random.randrange(10_000, 22_768)
+        if is_free(port) and is_free(port + 10_000):
             return port
 
 
-def start(command: Command, log: Path) -> subprocess.Popen[bytes]:
-    """Start it with its output appended to `log`, in a process group of its own."""
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this port of the loopback interface now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def start(command: Command, log: Path, *, ends_with_parent: bool = False) -> subprocess.Popen[bytes]:
+    """Start it with its output appended to `log`, in a process group of its own.
+
+    With `ends_with_parent` it gets SIGTERM when the thread that started it ends, however that ends.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -129,4 +153,13 @@ def start(command: Command, log: Path) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_end_with_parent if ends_with_parent else None,  # noqa: PLW1509 - one system call
         )
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -1,11 +1,12 @@
 """What `make up` was asked for, and what follows from it: ports, and settings of the local stack."""
 
 import json
+import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from stacks.local.backends import ROOT, free_port
+from stacks.local.backends import ROOT, free_port, is_free
 
 MODEL = "smollm2-135m-instruct"
 MODEL_FOLDER = ROOT / ".cache" / "model" / MODEL
@@ -77,8 +78,7 @@ class Options:
 
     def ports(self) -> dict[str, int]:
         """Process -> port; free ones, the same after every restart."""
-        file = self.local_dir / "state" / "ports.json"
-        known: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
+        known = self._known_ports()
         missing = [name for name in self.process_names() if name not in known]
         for name in missing:
             port = free_port()
@@ -86,9 +86,30 @@ class Options:
                 port = free_port()
             known[name] = port
         if missing:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(known, indent=1))
+            self._keep_ports(known)
         return known
+
+    def give_up_taken_ports(self, wait_seconds: float = 10) -> None:
+        """Forget the ports that something else listens on; what an earlier run left may still be ending.
+
+        Raises OptionsError when the service's own port stays taken. Only while nothing of this folder runs.
+        """
+        known, end = self._known_ports(), time.monotonic() + wait_seconds
+        while time.monotonic() < end and not all(map(is_free, [self.port, *known.values()])):
+            time.sleep(0.1)
+        if not is_free(self.port):
+            raise OptionsError(f"PORT={self.port}: something else listens there; choose another")
+        self._keep_ports({name: port for name, port in known.items() if is_free(port)})
+
+    def _known_ports(self) -> dict[str, int]:
+        file = self.local_dir / "state" / "ports.json"
+        known: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
+        return known
+
+    def _keep_ports(self, ports: dict[str, int]) -> None:
+        file = self.local_dir / "state" / "ports.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(ports, indent=1))
 
     def overrides(self, aws_url: str) -> dict[str, Any]:
         """Keys of the stack file that `make up` decides."""

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -104,7 +105,7 @@ class Supervisor:
 
     def _start(self, process: Process) -> None:
         log = self.options.local_dir / "log" / f"{process.name}.log"
-        process.running = backends.start(process.command, log)
+        process.running = backends.start(process.command, log, ends_with_parent=True)
         process.started_at = time.monotonic()
         run = self.options.local_dir / "run"
         run.mkdir(parents=True, exist_ok=True)
@@ -115,8 +116,8 @@ class Supervisor:
         now = time.monotonic()
         for process in self.processes:
             if process.running is not None and process.running.poll() is not None:
-                status = process.running.returncode
-                lived = now - process.started_at
+                status, lived = process.running.returncode, now - process.started_at
+                _kill_group(process.running.pid)  # what it left behind, such as its Lambdas
                 process.pause = 0.0 if lived > 5 else min(max(process.pause * 2, 0.2), LONGEST_PAUSE_SECONDS)
                 process.start_at, process.running = now + process.pause, None
                 self.say(f"{process.name} ended ({status}) after {lived:.1f} s, starting it again")
@@ -124,8 +125,13 @@ class Supervisor:
                 process.restarts += 1
                 self._start(process)
                 if process.after is not None:
-                    with contextlib.suppress(Failure, TimeoutError):
-                        process.after()
+                    threading.Thread(target=self._after, args=(process.after,), daemon=True).start()
+
+    def _after(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except (Failure, TimeoutError) as failure:
+            self.say(f"failed: {failure}")
 
     def _apply_if_changed(self) -> bool:
         """Apply, unless the same program with the same settings was applied and the emulator still has it."""
@@ -139,6 +145,7 @@ class Supervisor:
         return True
 
     def _is_applied(self) -> bool:
+        """Whether the emulator has what was applied."""
         facts_file = self.options.local_dir / "state" / "applied.json"
         if not facts_file.exists():
             return False
@@ -148,9 +155,10 @@ class Supervisor:
         self._run_once("applier", [str(DEV_PYTHON), "-m", "stacks.local.applier", str(self.options.file)])
 
     def _apply_again(self) -> None:
-        """The emulator keeps its state over an orderly stop only; after a kill the resources are made again."""
+        """The emulator keeps its state over a kill, unless it came while that state was being made."""
         backends.wait_for_ministack(self.ports["ministack"])
-        self._apply()
+        if not self._is_applied():
+            self._apply()
 
     def _run_once(self, name: str, argv: list[str]) -> None:
         log = self.options.local_dir / "log" / f"{name}.log"
@@ -218,13 +226,18 @@ class Supervisor:
                     try:
                         process.running.wait(max(0.1, end - time.monotonic()))
                     except subprocess.TimeoutExpired:
-                        with contextlib.suppress(ProcessLookupError):
-                            os.killpg(process.running.pid, signal.SIGKILL)
+                        self.say(f"{process.name} did not stop within {STOP_SECONDS:.0f} s and was killed")
+                    _kill_group(process.running.pid)
                 (self.options.local_dir / "run" / f"{process.name}.pid").unlink(missing_ok=True)
 
 
 class Failure(Exception):
     """The stack cannot start; the message shows the log's end."""
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def _platform() -> dict[str, str]:

@@ -2,11 +2,13 @@
 
 import argparse
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from stacks.local.backends import ROOT
@@ -67,6 +69,7 @@ def up(options: Options) -> None:
             return
         print("running with other options, starting anew")
         down(options.local_dir)
+    options.give_up_taken_ports()
     options.write()
     log = options.local_dir / "log" / "supervisor.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +87,15 @@ def up(options: Options) -> None:
     print(f"starting, ENGINE={options.engine}; logs are in {options.local_dir / 'log'}", flush=True)
     follow(log, began, process)
     print(f"http://127.0.0.1:{options.port}")
+
+
+@contextlib.contextmanager
+def alone(local_dir: Path) -> Iterator[None]:
+    """One start at a time; another waits for it."""
+    local_dir.mkdir(parents=True, exist_ok=True)
+    with (local_dir / "up.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def follow(log: Path, place: int, process: subprocess.Popen[bytes]) -> None:
@@ -117,11 +129,14 @@ def down(local_dir: Path) -> None:
 
 def main(arguments: list[str]) -> None:
     given = parse(arguments)
+    local_dir = given.local_dir.resolve()
     try:
         if given.down:
-            down(given.local_dir.resolve())
+            down(local_dir)
         else:
-            up(options_of(given))
+            options = options_of(given)
+            with alone(local_dir):
+                up(options)
     except OptionsError as error:
         sys.exit(str(error))
 

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import logging
+import mimetypes
 import re
 import signal
 import sys
@@ -28,6 +29,7 @@ STREAMING = re.compile(r"/v1/(conversations/[^/]+/messages(/[^/]+/regenerate)?|g
 MOST_BODY_BYTES = 10 * 1024 * 1024
 """API Gateway's limit."""
 
+mimetypes.add_type("text/javascript", ".js")  # where the machine's own table is older
 HOP_BY_HOP = {
     "connection",
     "keep-alive",
@@ -85,6 +87,8 @@ class Edge:
             logger.warning("%s %s: %s", request.method, path, error)
             message = "The service does not answer; try again."
             return refusal(503, "api_error", "unavailable", message, ident, {"Retry-After": "2"})
+        if request.method not in ("GET", "HEAD"):
+            return refusal(405, "invalid_request_error", "method_not_allowed", "Pages are read only.", ident)
         return self._page(path, ident)
 
     async def _to_streamer(self, request: web.Request, ident: str) -> web.StreamResponse:
@@ -145,12 +149,21 @@ class Edge:
     def _page(self, path: str, ident: str) -> web.StreamResponse:
         if path == "/config.json":
             return web.json_response({"auth": {"kind": "local"}, "apiBase": ""}, headers=SECURITY)
-        file = (self._web_root / path.lstrip("/")).resolve()
-        if file.is_dir():
-            file /= "index.html"
-        if not file.is_relative_to(self._web_root) or not file.is_file():
+        file = self._file(path)
+        if file is None:
             return refusal(404, "invalid_request_error", "not_found", "There is no such page.", ident)
-        return web.FileResponse(file, headers=SECURITY)
+        kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+        return web.FileResponse(file, headers=SECURITY | {"Content-Type": kind})
+
+    def _file(self, path: str) -> Path | None:
+        """The file behind a path, which may say anything."""
+        with contextlib.suppress(ValueError, OSError):
+            file = (self._web_root / path.lstrip("/")).resolve()
+            if file.is_dir():
+                file /= "index.html"
+            if file.is_relative_to(self._web_root) and file.is_file():
+                return file
+        return None
 
     async def sign_in(self, request: web.Request) -> web.Response:
         """`POST /local/sign-in {user, plan}` answers `{token}`; for the page, on this machine only."""
@@ -168,10 +181,9 @@ class Edge:
 
 def forwarded(request: web.Request, ident: str) -> dict[str, str]:
     """The request's headers for what is behind."""
-    headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
-    headers.pop("Content-Length", None)
-    headers["X-Request-Id"] = ident
-    return headers
+    left_out = HOP_BY_HOP | {"content-length", "x-request-id"}
+    headers = {name: value for name, value in request.headers.items() if name.lower() not in left_out}
+    return headers | {"X-Request-Id": ident}
 
 
 def backward(answer: aiohttp.ClientResponse) -> dict[str, str]:

@@ -22,8 +22,10 @@ export class Messages {
     return this.#bySeq.get(seq);
   }
 
+  /** Take a message; what only its stream told (`degraded`, a fault's words …) is kept when history comes later. */
   put(message) {
-    this.#bySeq.set(message.seq, message);
+    const { degraded, servedBy, problem, finishReason } = this.#bySeq.get(message.seq) ?? {};
+    this.#bySeq.set(message.seq, { degraded, servedBy, problem, finishReason, ...message });
   }
 
   /** Take a page of history. Answers whether anything between the newest known and this page may be missing. */

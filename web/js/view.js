@@ -29,6 +29,8 @@ export class ThreadView {
 
   draw(messages, actions, { busy, earlier }) {
     this.#actions = actions;
+    cancelAnimationFrame(this.#frame); // what waited for a frame is older than this; hidden tabs have no frames
+    this.#frame = 0;
     const kept = this.#nodes;
     this.#nodes = new Map();
     const nodes = messages.map((message) => {

@@ -64,6 +64,8 @@ class FakeService:
         self.claims: dict[tuple[str, str], str] = {}
         self.requests: list[tuple[str, str, str | None]] = []
         """Method, path and Last-Event-ID of each request of a stream."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._open: set[asyncio.Transport] = set()
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -78,9 +80,12 @@ class FakeService:
         app.router.add_post("/v1/conversations/{id}/messages/{seq}/regenerate", self.regenerate)
         app.router.add_get("/v1/generations/{id}/stream", self.follow)
         app.router.add_post("/v1/generations/{id}/cancel", self.cancel)
-        app.router.add_get("/", lambda request: web.FileResponse(WEB / "index.html"))
+        app.router.add_get("/", self.index)
         app.router.add_static("/", WEB)
         return app
+
+    async def index(self, request: web.Request) -> web.FileResponse:
+        return web.FileResponse(WEB / "index.html")
 
     async def config(self, request: web.Request) -> web.Response:
         return web.json_response({"auth": {"kind": "local"}, "apiBase": ""})
@@ -182,6 +187,11 @@ class FakeService:
         generation.cancelled = True
         return web.json_response({"generationId": generation.ident, "status": "RUNNING"}, status=202)
 
+    def cut(self) -> None:
+        """Break every open stream; for another thread."""
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(lambda: [transport.abort() for transport in list(self._open)])
+
     def _note(self, request: web.Request) -> None:
         self.requests.append((request.method, request.path, request.headers.get("Last-Event-ID")))
 
@@ -233,6 +243,8 @@ class FakeService:
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         await response.write(b"retry: 1000\n\n: keep-alive\n\n")
+        assert request.transport is not None
+        self._open.add(request.transport)
         drop = self.faults.drop_after.pop(0) if self.faults.drop_after else None
         with contextlib.suppress(ConnectionError):
             await self._tell_queue(response, generation)
@@ -242,8 +254,7 @@ class FakeService:
                     frame = generation.frames[sent]
                     if drop == 0:
                         await response.write(frame[: len(frame) * 2 // 3])
-                        assert request.transport is not None
-                        request.transport.abort()
+                        request.transport.close()  # what was written arrives; the end of the body never does
                         return response
                     await response.write(frame)
                     sent += 1
@@ -272,7 +283,8 @@ def refusal(status: int, code: str, retry_after: int, **more: Any) -> web.Respon
 @contextlib.contextmanager
 def running(service: FakeService) -> Iterator[str]:
     """Serve in a thread; gives the origin."""
-    loop, ready, origin = asyncio.new_event_loop(), threading.Event(), []
+    service.loop = loop = asyncio.new_event_loop()
+    ready, origin = threading.Event(), []
     runner = web.AppRunner(service.app(), shutdown_timeout=0.1)
 
     async def begin() -> None:
@@ -283,7 +295,7 @@ def running(service: FakeService) -> Iterator[str]:
         ready.set()
 
     def serve() -> None:
-        loop.create_task(begin())
+        loop.run_until_complete(begin())
         loop.run_forever()
 
     thread = threading.Thread(target=serve, daemon=True)

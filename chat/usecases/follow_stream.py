@@ -163,7 +163,10 @@ class FollowStream:
             await follower.heartbeat_if_due()
             if place is None or place.position == 0:
                 break
-        return False
+        try:
+            return await self._catch_up(follower)  # what came back without a frame may have been a gap
+        except Unavailable:
+            return False
 
     async def _go_on(self, follower: Follower, subscription: Subscription) -> None:
         """Live until the last event."""

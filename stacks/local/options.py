@@ -11,6 +11,7 @@ from stacks.local.backends import ROOT, free_port, is_free
 MODEL = "smollm2-135m-instruct"
 MODEL_FOLDER = ROOT / ".cache" / "model" / MODEL
 MODEL_CONTEXT = 4096
+LOCAL_FUNCTIONS = ROOT / "build" / "functions-local"
 ENGINES = ("vllm", "simulated", "openai")
 
 
@@ -121,7 +122,7 @@ class Options:
             "smallReplicas": self.small_replicas,
             "temperature": self.temperature,
             "traceStages": self.trace_stages,
-            "functionsPath": str(ROOT / "build" / "functions"),
+            "functionsPath": str(LOCAL_FUNCTIONS),
             "lambdaRuntime": "python3.13",
             "lambdaArchitecture": "x86_64",
             "jwksBaseUrl": aws_url,

@@ -23,7 +23,7 @@ from typing import Any
 
 from stacks.local import backends
 from stacks.local.backends import CREDENTIALS, ROOT, Command
-from stacks.local.options import Options
+from stacks.local.options import LOCAL_FUNCTIONS, Options
 
 DEV_PYTHON = ROOT / ".cache" / "venv" / "dev" / "bin" / "python"
 VLLM_PYTHON = ROOT / ".cache" / "venv" / "vllm" / "bin" / "python"
@@ -88,7 +88,7 @@ class Supervisor:
         slots()
         backends.wait_for_ministack(ports["ministack"])
         self.say(f"  {time.monotonic() - began:5.1f} s  Valkey and the AWS emulator answer")
-        self._run_once("functions", [str(DEV_PYTHON), "scripts/build_functions.py"])
+        self._run_once("functions", [str(DEV_PYTHON), "scripts/build_functions.py", "--output", str(LOCAL_FUNCTIONS)])
         self.say(f"  {time.monotonic() - began:5.1f} s  functions are built")
         applied = self._apply_if_changed()
         self.say(f"  {time.monotonic() - began:5.1f} s  the Pulumi program is {'applied' if applied else 'unchanged'}")
@@ -254,7 +254,11 @@ def _platform() -> dict[str, str]:
 def _program_digest(options: Options) -> str:
     """Changes with whatever the applied stack depends on: program, applier, zips, options, ports."""
     digest = hashlib.sha256(options.file.read_bytes() + json.dumps(options.ports(), sort_keys=True).encode())
-    files = [ROOT / "chat" / "settings.py", ROOT / "chat" / "keys.py", *(ROOT / "build" / "functions").glob("*.sha256")]
+    files = [
+        ROOT / "chat" / "settings.py",
+        ROOT / "chat" / "keys.py",
+        *(ROOT / "build" / "functions-local").glob("*.sha256"),
+    ]
     for folder in ("infra", "stacks"):
         files += [file for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".yaml")]
     for file in sorted(files):

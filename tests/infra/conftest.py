@@ -6,10 +6,21 @@ from typing import Any
 import pulumi
 import pytest
 
+from infra.settings import CONTAINERS
 from stacks.local.applier.believable import OUTPUTS, arn
-from stacks.local.program import run_program, stack_config
+from stacks.local.program import revealed, run_program, stack_config
 
-STACKS = ("local", "dev")
+STACKS: dict[str, dict[str, Any]] = {
+    "local": {},
+    "dev": {
+        "cachePassword": "long-enough-password",
+        "openaiApiKey": "key-of-the-provider",
+        "images": {
+            name: f"registry.example.com/{name}@sha256:{'0' * 64}" for name in ("streamer", "dispatcher", "worker")
+        },
+    },
+}
+"""Stack file -> what its owner sets before the first deployment."""
 
 
 @dataclass
@@ -19,6 +30,7 @@ class Recorder(pulumi.runtime.Mocks):
     resources: list[pulumi.runtime.MockResourceArgs] = field(default_factory=list)
 
     def new_resource(self, args: pulumi.runtime.MockResourceArgs) -> tuple[str, dict[str, Any]]:
+        args.inputs = revealed(args.inputs)
         self.resources.append(args)
         outputs = dict(args.inputs) | {
             "arn": arn("test", args.name),
@@ -60,5 +72,5 @@ def stack(request: pytest.FixtureRequest) -> Stack:
     name = str(request.param)
     if name not in _run:
         recorder = Recorder()
-        _run[name] = Stack(name, recorder, run_program(stack_config(name), recorder, name))
+        _run[name] = Stack(name, recorder, run_program(stack_config(name, STACKS[name]), recorder, name))
     return _run[name]

@@ -1,6 +1,7 @@
 """What the Pulumi program declares, for every stack file."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -18,8 +19,8 @@ from infra.components.balancer import IDLE_SECONDS
 from infra.components.services import STOP_SECONDS
 from infra.environment import DeclarationError, environment
 from infra.settings import StackSettings, StackSettingsError
-from stacks.local.program import stack_config
-from tests.infra.conftest import Stack
+from stacks.local.program import UnknownOutput, run_program, stack_config
+from tests.infra.conftest import STACKS, Recorder, Stack
 
 COST_TAGS = {"Service", "Environment", "Component", "Owner", "CostCenter"}
 GATEWAY_IDLE_SECONDS = 300
@@ -57,12 +58,36 @@ def test_containers_get_exactly_what_they_read(stack: Stack) -> None:
     found = containers(stack)
     assert {container["name"] for container in found} == set(SETTINGS_OF)
     for container in found:
-        variables = {one["name"]: one["value"] for one in container["environment"]}
         kind = SETTINGS_OF[container["name"]]
+        variables = {one["name"]: one["value"] for one in container["environment"]}
+        secrets = {one["name"]: one["valueFrom"] for one in container["secrets"]}
+        assert all(reference.startswith("arn:aws:secretsmanager:") for reference in secrets.values())
+        variables |= secrets
         assert set(variables) <= set(kind.environment_names())
         settings = kind.load(variables)
         assert settings.environment == stack.name
         assert settings.plans and settings.models
+
+
+def test_secrets_stand_in_no_task_definition() -> None:
+    given = STACKS["dev"]
+    recorder = Recorder()
+    run_program(stack_config("dev", given), recorder, "dev")
+    tasks = {task.name: task.inputs["containerDefinitions"] for task in recorder.of(":TaskDefinition")}
+    for secret in (given["cachePassword"], given["openaiApiKey"]):
+        assert not any(secret in text for text in tasks.values())
+    names = {task: {one["name"] for one in json.loads(text)[0]["secrets"]} for task, text in tasks.items()}
+    assert names == {
+        "streamer": {"VALKEY_PASSWORD"},
+        "dispatcher": {"VALKEY_PASSWORD"},
+        "worker-large": {"VALKEY_PASSWORD", "OPENAI_API_KEY"},
+    }
+    for task in recorder.of(":TaskDefinition"):
+        [reader] = [one for one in recorder.of(":RolePolicy") if one.name == f"{task.name}-execution"]
+        readable = {arn for one in json.loads(reader.inputs["policy"])["Statement"] for arn in one["Resource"]}
+        assert readable == {one["valueFrom"] for one in json.loads(task.inputs["containerDefinitions"])[0]["secrets"]}
+    [cache] = recorder.of(":ReplicationGroup")
+    assert cache.inputs["authToken"] == given["cachePassword"]
 
 
 def test_functions_get_exactly_what_they_read(stack: Stack) -> None:
@@ -114,7 +139,7 @@ def test_whatever_takes_tags_has_all_cost_tags(stack: Stack) -> None:
     for resource in tagged:
         assert set(resource.inputs["tags"]) == COST_TAGS, resource.name
         assert resource.inputs["tags"]["Environment"] == stack.name
-    for kind in (":Table", ":Function", ":TaskDefinition", "ecs/service:Service", ":ReplicationGroup", ":LogGroup"):
+    for kind in ("dynamodb/table:Table", "lambda/function:Function", ":TaskDefinition", "ecs/service:Service", ":ReplicationGroup", ":LogGroup"):
         for resource in stack.recorder.of(kind):
             assert "tags" in resource.inputs, resource.name
 
@@ -127,6 +152,38 @@ def test_policies_name_actions_and_resources(stack: Stack) -> None:
             assert not any("*" in action for action in statement["Action"]), policy.name
             assert "*" not in statement["Resource"], policy.name
             assert all(resource.startswith("arn:") for resource in statement["Resource"])
+
+
+def test_functions_may_touch_only_what_they_use(stack: Stack) -> None:
+    policies = {one.name: json.loads(one.inputs["policy"])["Statement"] for one in stack.recorder.of(":RolePolicy")}
+    assert {"authorizer", "meta"}.isdisjoint(policies)
+    [models] = policies["models"]
+    assert models["Action"] == ["dynamodb:GetItem", "dynamodb:Query"]
+    assert all("data-accounts" in resource for resource in models["Resource"])
+    reading = {action for statement in policies["messages"] for action in statement["Action"]}
+    assert reading == {"dynamodb:GetItem", "dynamodb:Query", "s3:GetObject"}
+
+
+def test_an_output_that_nobody_answers_is_named() -> None:
+    class Silent(Recorder):
+        def new_resource(self, args: Any) -> tuple[str, dict[str, Any]]:
+            ident, outputs = super().new_resource(args)
+            if args.typ.endswith(":ReplicationGroup"):
+                del outputs["configurationEndpointAddress"]
+            return ident, outputs
+
+    with pytest.raises(UnknownOutput, match=r"replicationGroup:ReplicationGroup.*configuration_endpoint_address"):
+        run_program(stack_config("local"), Silent(), "local")
+
+
+def test_a_key_that_nobody_reads_is_named() -> None:
+    with pytest.raises(StackSettingsError, match="chat:streamer is"):
+        run_program(stack_config("local", {"streamer": 3}), Recorder(), "local")
+
+
+def test_everything_that_runs_has_a_way_out(stack: Stack) -> None:
+    out = {route.inputs["routeTableId"] for route in stack.recorder.of("ec2/route:Route")}
+    assert out == {f"{table.name}-id" for table in stack.recorder.of(":RouteTable")}
 
 
 def test_logs_are_kept_for_a_while_and_data_is_encrypted(stack: Stack) -> None:
@@ -160,10 +217,16 @@ def test_every_route_runs_somewhere(stack: Stack) -> None:
     [api] = stack.recorder.of("apigateway/restApi:RestApi")
     document = json.loads(api.inputs["body"])
     streaming = set()
+    open_to_all = set()
     for path, item in document["paths"].items():
         for method in ("get", "post", "put", "patch", "delete"):
             if method in item:
                 integration = item[method]["x-amazon-apigateway-integration"]
+                # The gateway ignores what is declared above an operation.
+                if item[method]["security"] == []:
+                    open_to_all.add(path)
+                declared = {one["name"] for one in item[method]["parameters"] if one["in"] == "path"}
+                assert declared == set(re.findall(r"{(\w+)}", path))
                 assert integration["uri"].startswith(("arn:aws:apigateway:", "http://")), (path, method)
                 if integration.get("responseTransferMode") == "STREAM":
                     streaming.add((method, path))
@@ -173,15 +236,17 @@ def test_every_route_runs_somewhere(stack: Stack) -> None:
         ("post", "/v1/conversations/{conversationId}/messages/{seq}/regenerate"),
         ("get", "/v1/generations/{generationId}/stream"),
     }
+    assert open_to_all == {"/healthz", "/openapi.json"}
+    assert "nullable" not in api.inputs["body"]
+    for answer in document["x-amazon-apigateway-gateway-responses"].values():
+        error = json.loads(answer["responseTemplates"]["application/json"])["error"]
+        assert error["type"] and error["code"] and error["message"]
+        assert ("retryAfterSeconds" in error) == (answer["statusCode"] in (429, 503))
 
 
 def test_data_is_protected_where_the_stack_says_so() -> None:
-    settings = stack_config("local", {"protectData": True})
-    from stacks.local.program import run_program
-    from tests.infra.conftest import Recorder
-
     recorder = Recorder()
-    run_program(settings, recorder, "local")
+    run_program(stack_config("local", {"protectData": True}), recorder, "local")
     for table in recorder.of(":Table"):
         assert table.inputs["deletionProtectionEnabled"] is True
         assert table.inputs["pointInTimeRecovery"]["enabled"] is True
@@ -190,12 +255,17 @@ def test_data_is_protected_where_the_stack_says_so() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"engine": "magic"}, "chat:engine is 'magic'; allowed: simulated, vllm, openai"),
-        ({"largeModel": "nope"}, "chat:largeModel is 'nope'; allowed: sim-large, sim-small"),
+        ({"engine": "magic"}, 'chat:engine is "magic"; allowed: simulated, vllm, openai'),
+        ({"largeModel": "sim-small"}, 'chat:largeModel is "sim-small"; allowed: sim-large'),
         ({"streamers": 0}, "chat:streamers is 0; allowed: 1 or more"),
-        ({"streamers": "many"}, "streamers"),
+        ({"streamers": "many"}, 'chat:streamers is "many"; allowed: Expected `int`'),
         ({"lambdaArchitecture": "mips"}, "allowed: arm64, x86_64"),
-        ({"typo": 1}, "typo"),
+        ({"typo": 1}, "chat:typo is 1; allowed: only the keys"),
+        ({"images": {"streamer": "a"}}, "allowed: an image for each of streamer, dispatcher, worker"),
+        ({"natGateways": 4}, "chat:natGateways is 4; allowed: 3 or fewer"),
+        ({"plans": []}, "chat:plans is []; allowed: one or more"),
+        ({"cacheTls": True}, "chat:cachePassword has 0 characters; allowed: 16 to 128"),
+        ({"cachePassword": "long-enough-password"}, "chat:cachePassword is set; allowed: only with cacheTls: true"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_is_allowed(change: dict[str, Any], message: str) -> None:

@@ -24,7 +24,10 @@ export class Messages {
 
   /** Take a message; what only its stream told (`degraded`, a fault's words …) is kept when history comes later. */
   put(message) {
-    const { degraded, servedBy, problem, finishReason } = this.#bySeq.get(message.seq) ?? {};
+    const known = this.#bySeq.get(message.seq);
+    const over = ["COMPLETED", "CANCELLED", "FAILED"].includes(known?.status);
+    if (over && message.status === "STREAMING") return; // a page that was read before the end and arrived after it
+    const { degraded, servedBy, problem, finishReason } = known ?? {};
     this.#bySeq.set(message.seq, { degraded, servedBy, problem, finishReason, ...message });
   }
 

@@ -212,17 +212,25 @@ export class Thread {
 
   async #ended(live) {
     live.over = true;
-    const { reply } = live;
+    this.#keep(live);
+    this.#draw();
+    // The next message may be sent while this is read; then `#live` is already the next reply.
     await this.#page().catch(() => {});
-    const saved = this.#messages.get(reply.seq);
-    if (saved) {
-      const { degraded, servedBy, problem, finishReason } = reply;
-      const ahead = saved.status === "STREAMING" ? { content: reply.content, status: reply.status } : {};
-      this.#messages.put({ ...saved, ...ahead, degraded, servedBy, problem, finishReason });
-    }
-    if (saved || !reply.content) this.#live = null;
+    // A reply that ended in the queue never told its place: history has it.
+    if (this.#live === live && this.#messages.all.some((one) => sameGeneration(one, live.reply))) this.#live = null;
     this.#draw();
     this.#on.changed(this.conversation);
+  }
+
+  /** What the stream told becomes part of what is known, whether or not history can be read just now. */
+  #keep(live) {
+    const { phase, key, ...reply } = live.reply;
+    if (!reply.seq) return;
+    if (live.question && !this.#messages.get(reply.seq - 1)) {
+      this.#messages.put({ ...live.question, seq: reply.seq - 1, messageId: reply.parentId ?? null });
+    }
+    this.#messages.put({ ...this.#messages.get(reply.seq), ...reply });
+    if (this.#live === live) this.#live = null;
   }
 
   async #refused(live, error) {
@@ -294,7 +302,8 @@ export class Thread {
     const list = this.#messages.visible();
     if (!this.#live) return list;
     const { reply, question, regenerates } = this.#live;
-    const place = list.findIndex((one) => one.role === "assistant" && (one.seq === reply.seq || isSibling(one, regenerates)));
+    const isPlace = (one) => one.seq === reply.seq || sameGeneration(one, reply) || isSibling(one, regenerates);
+    const place = list.findIndex((one) => one.role === "assistant" && isPlace(one));
     if (place >= 0) {
       reply.parentId ??= list[place].parentId;
       list[place] = reply;
@@ -320,6 +329,10 @@ export class Thread {
     const shown = this.#list().map((message) => this.#shown(message));
     this.#view.draw(shown, actions, { busy: this.busy, earlier: Boolean(this.#messages.before) });
   }
+}
+
+function sameGeneration(message, reply) {
+  return Boolean(reply.generationId) && message.generationId === reply.generationId;
 }
 
 function isSibling(message, regenerates) {

@@ -232,6 +232,7 @@ export function ask({ title, text = "", value = null, act, danger = false }) {
   $("ask-value").required = value !== null;
   $("ask-act").textContent = act;
   $("ask-act").classList.toggle("danger", danger);
+  $("ask-cancel").onclick = () => dialog.close("");
   dialog.returnValue = "";
   dialog.showModal();
   if (value === null) $("ask-cancel").focus();

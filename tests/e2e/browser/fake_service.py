@@ -213,10 +213,11 @@ class FakeService:
     async def _write(self, generation: Generation, fail_at: int | None) -> None:
         """Make the frames, one durable event after the other."""
         message = generation.message
-        while self.faults.queued:
+        while self.faults.queued and not generation.cancelled:
             await asyncio.sleep(0.05)
         started = {"generationId": generation.ident, "messageId": message["messageId"], "seq": message["seq"]}
-        self._push(generation, "started", started | {"model": "fake-1", "servedBy": "small", "degraded": True})
+        if not self.faults.queued:
+            self._push(generation, "started", started | {"model": "fake-1", "servedBy": "small", "degraded": True})
         text = ""
         for piece in self.reply.split(" "):
             await asyncio.sleep(self.faults.pause)
@@ -265,7 +266,7 @@ class FakeService:
 
     async def _tell_queue(self, response: web.StreamResponse, generation: Generation) -> None:
         told = None
-        while place := self.faults.queued:
+        while (place := self.faults.queued) and not generation.over:
             if place != told:
                 data = {"generationId": generation.ident, "position": place, "estimatedWaitSeconds": place * 4}
                 await response.write(f"event: queued\ndata: {json.dumps(data)}\n\n".encode())

@@ -165,6 +165,21 @@ def test_stop_keeps_what_was_written_also_when_asked_for_before_the_answer(page:
     assert asked(fake) == ["hello", "again"]
 
 
+def test_stop_in_the_queue(page: Page, fake: FakeService) -> None:
+    sign_in(page, fake.origin, "ada")
+    fake.faults.queued = 2
+    say(page, "hello")
+    expect(last_reply(page)).to_contain_text("place 2")
+    page.get_by_role("button", name="Stop").click()
+    ended(page, "CANCELLED")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(page.locator(".message")).to_have_count(2)
+    fake.faults.queued = 0
+    say(page, "and now")
+    whole(page, fake)
+    expect(page.locator(".message")).to_have_count(4)
+
+
 def test_a_busy_conversation_is_followed_and_the_text_given_back(
     page: Page, context: BrowserContext, fake: FakeService
 ) -> None:

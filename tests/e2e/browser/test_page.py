@@ -2,6 +2,7 @@
 
 import os
 import signal
+import uuid
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
@@ -44,9 +45,9 @@ def equals_history(page: Page) -> None:
 
 
 @pytest.fixture
-def user(page: Page, service: Service, request: pytest.FixtureRequest) -> Page:
+def user(page: Page, service: Service) -> Page:
     """A new user's page."""
-    sign_in(page, service.base_url, f"p-{request.node.name[5:40].replace('_', '-')}", "plus")
+    sign_in(page, service.base_url, f"p{uuid.uuid4().hex[:10]}", "plus")
     return page
 
 

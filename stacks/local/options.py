@@ -30,7 +30,7 @@ class Options:
     dispatchers: int = 1
     replicas: int = 1
     small_replicas: int = 0
-    dtype: str = "bfloat16"
+    dtype: str = "auto"
     temperature: float = 0.7
     trace_stages: bool = False
     openai_base_url: str = ""

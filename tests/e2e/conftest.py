@@ -43,7 +43,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def vllm_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """The real engine in bfloat16, as `make up` starts it."""
+    """The real engine, as `make up` starts it."""
     with made_up(tmp_path_factory.mktemp("vllm"), ENGINE="vllm") as running:
         yield running
 

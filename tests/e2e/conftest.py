@@ -14,6 +14,17 @@ import pytest
 from stacks.local.backends import free_port
 from tests.e2e.client import ROOT, Service
 
+FIGURES: list[str] = []
+"""Measured figures against their goals; printed after the tests, whatever they are."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the figures of this run."""
+    if FIGURES:
+        terminalreporter.section("figures of the real engine")
+        for figure in FIGURES:
+            terminalreporter.line(figure)
+
 
 @contextmanager
 def made_up(directory: Path, **variables: object) -> Iterator[Service]:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.e2e.client import Event, Service, User, events, text_of, wait_for
+from tests.e2e.conftest import FIGURES
 
 pytestmark = pytest.mark.vllm
 
@@ -22,7 +23,7 @@ COMMON_ENGLISH = {"the", "a", "of", "and", "to", "is", "in", "that", "it", "you"
 
 def tell(name: str, value: float, unit: str, goal: str, met: bool) -> None:
     """A figure against its promise."""
-    print(f"\n{name} {value:.2f} {unit} goal {goal} {'met' if met else 'missed'}")
+    FIGURES.append(f"{name} {value:.2f} {unit} goal {goal} {'met' if met else 'missed'}")
 
 
 def first_delta(seen: list[Event]) -> Event:

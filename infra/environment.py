@@ -7,14 +7,18 @@ import msgspec
 import pulumi
 
 from chat.settings import Settings
+from infra.components.secret import Secret
+
+Variable = pulumi.Input[str] | Secret
+"""The value of an environment variable; a Secret is handed over by reference where the platform can."""
 
 
 class DeclarationError(Exception):
     """A variable is missing, or given to a runtime that does not read it."""
 
 
-def environment(kind: type[Settings], values: Mapping[str, Any]) -> dict[str, pulumi.Input[str]]:
-    """Field name -> value (plain or Output) becomes VARIABLE -> text. Raises DeclarationError."""
+def environment(kind: type[Settings], values: Mapping[str, Any]) -> dict[str, Variable]:
+    """Field name -> value (plain, Output or Secret) becomes VARIABLE -> text or Secret. Raises DeclarationError."""
     known = kind.environment_names()
     given = {name.upper(): value for name, value in values.items() if value is not None}
     missing = sorted(name for name, required in known.items() if required and name not in given)
@@ -30,7 +34,14 @@ def readable(kind: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name.upper() in known}
 
 
-def _text(value: Any) -> pulumi.Input[str]:
+def as_text(variable: Variable) -> pulumi.Input[str]:
+    """For a platform that takes no references; the text stays a secret in the stack's state."""
+    return variable.value if isinstance(variable, Secret) else variable
+
+
+def _text(value: Any) -> Variable:
+    if isinstance(value, Secret):
+        return value
     if isinstance(value, pulumi.Output):
         return value.apply(_plain_text)
     return _plain_text(value)

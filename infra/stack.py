@@ -9,23 +9,31 @@ from chat.settings import (
     AuthorizerSettings,
     DispatcherSettings,
     FunctionSettings,
-    Settings,
     StreamerSettings,
     WorkerSettings,
 )
 from infra.components.api import Api
 from infra.components.balancer import Balancer
 from infra.components.cache import Cache
-from infra.components.data import Data
+from infra.components.data import Access, Data
 from infra.components.functions import Function
 from infra.components.identity import Identity
 from infra.components.network import Network
+from infra.components.secret import Secret
 from infra.components.services import Service
 from infra.environment import environment, readable
 from infra.settings import StackSettings
 from infra.tags import Component, tags
 
-STORE_FUNCTIONS = ("conversations", "messages", "generations", "models")
+FINISHES_TURNS = dict.fromkeys(("conversations", "generations", "accounts", "ledger", "contents"), Access.WRITE)
+"""What ending a reply touches; whoever may cancel one, may have to end it."""
+
+STORE_FUNCTIONS: dict[str, dict[str, Access]] = {
+    "conversations": FINISHES_TURNS,
+    "generations": FINISHES_TURNS,
+    "messages": {"conversations": Access.READ, "contents": Access.READ},
+    "models": {"accounts": Access.READ},
+}
 
 
 def deploy(settings: StackSettings) -> None:
@@ -37,9 +45,10 @@ def deploy(settings: StackSettings) -> None:
     cache = Cache("cache", settings, network)
     balancer = Balancer("streamers", settings, network)
 
-    shared = data.values() | {
+    shared = {
         "environment": settings.environment,
         "valkey_url": cache.url,
+        "valkey_password": cache.password,
         "models": settings.offered_models,
         "plans": settings.plans,
         "trace_stages": settings.trace_stages,
@@ -61,13 +70,14 @@ def deploy(settings: StackSettings) -> None:
 def _functions(settings: StackSettings, network: Network, data: Data, shared: dict[str, Any]) -> dict[str, Function]:
     vpc = {"subnet_ids": [subnet.id for subnet in network.subnets], "security_group_ids": [network.tasks.id]}
 
-    def function(name: str, kind: type[Settings] | None, statements: list[dict[str, Any]]) -> Function:
-        variables = environment(kind, readable(kind, shared)) if kind else {}
-        return Function(name, settings, environment=variables, statements=statements, vpc=vpc if kind else None)
-
-    made = {name: function(name, FunctionSettings, data.statements()) for name in STORE_FUNCTIONS}
-    made["meta"] = function("meta", None, [])
-    made["authorizer"] = function("authorizer", AuthorizerSettings, [])
+    made = {}
+    for name, access in STORE_FUNCTIONS.items():
+        link = data.link(**access)
+        variables = environment(FunctionSettings, readable(FunctionSettings, shared | link.values))
+        made[name] = Function(name, settings, environment=variables, statements=link.statements, vpc=vpc)
+    authorizer = environment(AuthorizerSettings, readable(AuthorizerSettings, shared))
+    made["authorizer"] = Function("authorizer", settings, environment=authorizer, statements=[], vpc=None)
+    made["meta"] = Function("meta", settings, environment={}, statements=[], vpc=None)
     return made
 
 
@@ -84,7 +94,9 @@ def _services(
         settings=[{"name": "containerInsights", "value": "enabled"}],
         tags=tags(settings, Component.STREAMING),
     )
-    common = {"cluster": cluster, "network": network, "region": region, "statements": data.statements()}
+    link = data.link(**FINISHES_TURNS)
+    shared = shared | link.values
+    common = {"cluster": cluster, "network": network, "region": region, "statements": link.statements}
     streamer = readable(StreamerSettings, shared) | {
         "tokenizer": settings.tokenizer,
         "system_prompt": settings.system_prompt,
@@ -98,7 +110,7 @@ def _services(
         component=Component.STREAMING,
         count=settings.streamers,
         environment=environment(StreamerSettings, streamer),
-        target_group=balancer.targets,
+        balancer=balancer,
         **common,
     )
     dispatcher = readable(DispatcherSettings, shared) | {"pools": list(settings.pools)}
@@ -111,18 +123,10 @@ def _services(
         environment=environment(DispatcherSettings, dispatcher),
         **common,
     )
+    key = settings.openai_api_key
+    provider_key = Secret("provider-key", settings, key, Component.MODELS) if key else None
     for pool, (model, replicas) in settings.pools.items():
-        worker = readable(WorkerSettings, shared) | {
-            "pool": pool,
-            "model": model,
-            "engine": settings.engine,
-            "model_path": settings.model_path,
-            "dtype": settings.dtype,
-            "max_model_len": settings.max_model_len,
-            "openai_base_url": settings.openai_base_url or None,
-            "openai_model": settings.openai_model or None,
-            "openai_api_key": settings.openai_api_key or None,
-        }
+        worker = readable(WorkerSettings, shared) | _worker(settings, pool, model, provider_key)
         Service(
             f"worker-{pool}",
             settings,
@@ -132,3 +136,17 @@ def _services(
             environment=environment(WorkerSettings, worker),
             **common,
         )
+
+
+def _worker(settings: StackSettings, pool: str, model: str, provider_key: Secret | None) -> dict[str, Any]:
+    return {
+        "pool": pool,
+        "model": model,
+        "engine": settings.engine,
+        "model_path": settings.model_path,
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_model_len,
+        "openai_base_url": settings.openai_base_url or None,
+        "openai_model": settings.openai_model or None,
+        "openai_api_key": provider_key,
+    }

@@ -5,13 +5,13 @@ import hashlib
 import pulumi
 import pulumi_aws as aws
 
-from infra.api.document import render
+from infra.api.document import STAGE, render
 from infra.components.balancer import Balancer
-from infra.components.functions import LOG_DAYS, Function
+from infra.components.functions import LOG_DAYS, Function, assume
 from infra.settings import StackSettings
 from infra.tags import Component, tags
 
-STAGE = "live"
+LOGS_POLICY = "arn:aws:iam::aws:policy/service-role/AmazonAPIGatewayPushToCloudWatchLogs"
 
 
 class Api(pulumi.ComponentResource):
@@ -47,6 +47,7 @@ class Api(pulumi.ComponentResource):
             triggers={"document": body.apply(lambda text: hashlib.sha256(text.encode()).hexdigest())},
             opts=child,
         )
+        account = self._account(name, tagged)
         logs = aws.cloudwatch.LogGroup(f"{name}-access", retention_in_days=LOG_DAYS, tags=tagged, opts=child)
         self.stage = aws.apigateway.Stage(
             name,
@@ -60,7 +61,7 @@ class Api(pulumi.ComponentResource):
                 '"method":"$context.httpMethod","status":"$context.status","latencyMs":"$context.responseLatency"}',
             },
             tags=tagged,
-            opts=child,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[account]),
         )
         for one, function in functions.items():
             aws.lambda_.Permission(
@@ -73,3 +74,15 @@ class Api(pulumi.ComponentResource):
             )
         self.url = self.stage.invoke_url
         self.register_outputs({"url": self.url})
+
+    def _account(self, name: str, tagged: dict[str, str]) -> aws.apigateway.Account:
+        """The role by which API Gateway writes access logs; one for all APIs of an account and region."""
+        child = pulumi.ResourceOptions(parent=self)
+        trust = assume("apigateway.amazonaws.com")
+        role = aws.iam.Role(f"{name}-logs", assume_role_policy=trust, tags=tagged, opts=child)
+        granted = aws.iam.RolePolicyAttachment(f"{name}-logs", role=role.name, policy_arn=LOGS_POLICY, opts=child)
+        return aws.apigateway.Account(
+            name,
+            cloudwatch_role_arn=role.arn,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[granted], retain_on_delete=True),
+        )

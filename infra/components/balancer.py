@@ -3,6 +3,7 @@
 import pulumi
 import pulumi_aws as aws
 
+from infra.api.document import STAGE
 from infra.components.network import HTTP_PORT, Network
 from infra.settings import StackSettings
 from infra.tags import Component, tags
@@ -47,12 +48,28 @@ class Balancer(pulumi.ComponentResource):
             tags=tagged,
             opts=child,
         )
-        aws.lb.Listener(
+        self.listener = aws.lb.Listener(
             name,
             load_balancer_arn=self.balancer.arn,
             port=HTTP_PORT,
             protocol="HTTP",
             default_actions=[{"type": "forward", "target_group_arn": self.targets.arn}],
+            tags=tagged,
+            opts=child,
+        )
+        # Over a VPC link the gateway puts the stage's name before the path.
+        aws.lb.ListenerRule(
+            name,
+            listener_arn=self.listener.arn,
+            priority=1,
+            conditions=[{"path_pattern": {"values": [f"/{STAGE}/*"]}}],
+            transforms=[
+                {
+                    "type": "url-rewrite",
+                    "url_rewrite_config": {"rewrite": {"regex": f"^/{STAGE}/(.*)$", "replace": "/$1"}},
+                }
+            ],
+            actions=[{"type": "forward", "target_group_arn": self.targets.arn}],
             tags=tagged,
             opts=child,
         )

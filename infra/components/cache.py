@@ -4,6 +4,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.components.network import VALKEY_PORT, Network
+from infra.components.secret import Secret
 from infra.settings import StackSettings
 from infra.tags import Component, tags
 
@@ -11,7 +12,7 @@ from infra.tags import Component, tags
 class Cache(pulumi.ComponentResource):
     """`url` is the configuration endpoint. Scripts use one hash tag each, so shards can be added at any time.
 
-    Access is closed by the network: only the tasks' security group reaches it, over TLS.
+    Only the tasks' security group reaches it; over TLS, with the password, where the stack has TLS.
     """
 
     def __init__(
@@ -24,6 +25,11 @@ class Cache(pulumi.ComponentResource):
             subnet_ids=[subnet.id for subnet in network.subnets],
             tags=tags(settings, Component.DATA),
             opts=child,
+        )
+        self.password = (
+            Secret(f"{name}-password", settings, settings.cache_password, Component.DATA, child)
+            if settings.cache_password
+            else None
         )
         several = settings.cache_replicas > 0
         self.group = aws.elasticache.ReplicationGroup(
@@ -39,6 +45,7 @@ class Cache(pulumi.ComponentResource):
             multi_az_enabled=several,
             at_rest_encryption_enabled=True,
             transit_encryption_enabled=settings.cache_tls,
+            auth_token=self.password.value if self.password else None,
             port=VALKEY_PORT,
             subnet_group_name=subnets.name,
             security_group_ids=[network.cache.id],

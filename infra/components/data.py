@@ -1,6 +1,8 @@
 """What is never lost: the tables and the bucket of large contents. Keys are those of `chat/keys.py`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import pulumi
@@ -10,16 +12,32 @@ from chat.keys import BY_USER_INDEX, OPEN_BY_EXPIRY_INDEX
 from infra.settings import StackSettings
 from infra.tags import Component, tags
 
-ITEM_ACTIONS = (
+READ_ITEMS = ("dynamodb:GetItem", "dynamodb:Query")
+WRITE_ITEMS = (
     "dynamodb:BatchWriteItem",
     "dynamodb:ConditionCheckItem",
     "dynamodb:DeleteItem",
-    "dynamodb:GetItem",
     "dynamodb:PutItem",
-    "dynamodb:Query",
     "dynamodb:UpdateItem",
 )
-OBJECT_ACTIONS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject")
+READ_OBJECTS = ("s3:GetObject",)
+WRITE_OBJECTS = ("s3:DeleteObject", "s3:PutObject")
+
+
+class Access(StrEnum):
+    """What a runtime does with a table or a bucket."""
+
+    READ = "read"
+    WRITE = "write"
+    """Reads too."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A runtime's link to the data: what its settings read, and the IAM statements that go with it."""
+
+    values: dict[str, pulumi.Output[str]]
+    statements: list[dict[str, Any]]
 
 
 class Data(pulumi.ComponentResource):
@@ -93,8 +111,33 @@ class Data(pulumi.ComponentResource):
         )
         return bucket
 
-    def values(self) -> dict[str, pulumi.Output[str]]:
-        """What `chat.settings.StoreSettings` reads of this."""
+    def link(
+        self,
+        *,
+        conversations: Access | None = None,
+        generations: Access | None = None,
+        accounts: Access | None = None,
+        ledger: Access | None = None,
+        contents: Access | None = None,
+    ) -> Link:
+        """The names of everything, as `chat.settings.StoreSettings` reads them, and access to what is named here.
+
+        Items and objects only: nobody who serves requests may manage a table or a bucket.
+        """
+        tables = (
+            (self.conversations, conversations),
+            (self.generations, generations),
+            (self.accounts, accounts),
+            (self.ledger, ledger),
+        )
+        statements = [_items(table, access) for table, access in tables if access]
+        if contents:
+            objects = READ_OBJECTS + (WRITE_OBJECTS if contents is Access.WRITE else ())
+            arn = pulumi.Output.concat(self.contents.arn, "/contents/*")
+            statements.append({"Effect": "Allow", "Action": list(objects), "Resource": [arn]})
+        return Link(self._values(), statements)
+
+    def _values(self) -> dict[str, pulumi.Output[str]]:
         return {
             "conversations_table": self.conversations.name,
             "generations_table": self.generations.name,
@@ -103,16 +146,11 @@ class Data(pulumi.ComponentResource):
             "content_bucket": self.contents.id,
         }
 
-    def statements(self) -> list[dict[str, Any]]:
-        """IAM statements that go with `values`: items and objects, no table management."""
-        tables = (self.conversations, self.generations, self.accounts, self.ledger)
-        arns: list[pulumi.Input[str]] = [table.arn for table in tables]
-        arns += [pulumi.Output.concat(table.arn, "/index/*") for table in (self.conversations, self.generations)]
-        return [
-            {"Effect": "Allow", "Action": list(ITEM_ACTIONS), "Resource": arns},
-            {
-                "Effect": "Allow",
-                "Action": list(OBJECT_ACTIONS),
-                "Resource": [pulumi.Output.concat(self.contents.arn, "/contents/*")],
-            },
-        ]
+
+def _items(table: aws.dynamodb.Table, access: Access) -> dict[str, Any]:
+    actions = READ_ITEMS + (WRITE_ITEMS if access is Access.WRITE else ())
+    return {
+        "Effect": "Allow",
+        "Action": list(actions),
+        "Resource": [table.arn, pulumi.Output.concat(table.arn, "/index/*")],
+    }

@@ -8,13 +8,18 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
+from infra.environment import Variable, as_text
 from infra.settings import StackSettings
 from infra.tags import Component, tags
 
+ROOT = Path(__file__).resolve().parents[2]
 LOG_DAYS = 30
 TIMEOUT_SECONDS = 15
 MEMORY_MB = 512
-VPC_POLICY = "arn:aws:iam::aws:policy/service-role/AWSLambdaVPCAccessExecutionRole"
+MANAGED = "arn:aws:iam::aws:policy"
+LOGS_POLICY = f"{MANAGED}/service-role/AWSLambdaBasicExecutionRole"
+VPC_POLICY = f"{MANAGED}/service-role/AWSLambdaVPCAccessExecutionRole"
+TRACES_POLICY = f"{MANAGED}/AWSXRayDaemonWriteAccess"
 
 
 def assume(service: str) -> str:
@@ -36,7 +41,7 @@ class Function(pulumi.ComponentResource):
         name: str,
         settings: StackSettings,
         *,
-        environment: dict[str, pulumi.Input[str]],
+        environment: dict[str, Variable],
         statements: list[dict[str, Any]],
         vpc: dict[str, Any] | None,
         opts: pulumi.ResourceOptions | None = None,
@@ -45,11 +50,14 @@ class Function(pulumi.ComponentResource):
         child = pulumi.ResourceOptions(parent=self)
         tagged = tags(settings, Component.API)
         role = aws.iam.Role(name, assume_role_policy=assume("lambda.amazonaws.com"), tags=tagged, opts=child)
-        aws.iam.RolePolicyAttachment(name, role=role.name, policy_arn=VPC_POLICY, opts=child)
+        granted: list[pulumi.Resource] = [
+            aws.iam.RolePolicyAttachment(f"{name}-{use}", role=role.name, policy_arn=managed, opts=child)
+            for use, managed in (("logs", VPC_POLICY if vpc else LOGS_POLICY), ("traces", TRACES_POLICY))
+        ]
         if statements:
-            aws.iam.RolePolicy(name, role=role.id, policy=policy(statements), opts=child)
+            granted.append(aws.iam.RolePolicy(name, role=role.id, policy=policy(statements), opts=child))
         logs = aws.cloudwatch.LogGroup(name, retention_in_days=LOG_DAYS, tags=tagged, opts=child)
-        archive = Path(settings.functions_path) / f"{name}.zip"
+        archive = ROOT / settings.functions_path / f"{name}.zip"
         self.function = aws.lambda_.Function(
             name,
             role=role.arn,
@@ -60,12 +68,12 @@ class Function(pulumi.ComponentResource):
             source_code_hash=content_hash(archive),
             memory_size=MEMORY_MB,
             timeout=TIMEOUT_SECONDS,
-            environment={"variables": environment},
+            environment={"variables": {key: as_text(value) for key, value in environment.items()}},
             vpc_config=vpc,
             logging_config={"log_format": "JSON", "log_group": logs.name},
             tracing_config={"mode": "Active"},
             tags=tagged,
-            opts=child,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=granted),
         )
         self.register_outputs({"arn": self.function.arn})
 

@@ -1,4 +1,4 @@
-"""The private network: three zones, no public address but the gateway's."""
+"""The network: private subnets in three zones for everything that runs, public ones for the NAT gateways only."""
 
 import pulumi
 import pulumi_aws as aws
@@ -9,10 +9,11 @@ from infra.tags import Component, tags
 ZONES = ("a", "b", "c")
 HTTP_PORT = 8080
 VALKEY_PORT = 6379
+ANYWHERE = "0.0.0.0/0"
 
 
 class Network(pulumi.ComponentResource):
-    """A VPC with private subnets, and gateway endpoints for DynamoDB and S3, which cost nothing.
+    """A VPC with private subnets (`subnets`), a way out, and endpoints for DynamoDB and S3, which cost nothing.
 
     `tasks` is the security group of everything that runs; `cache` admits only it; `balancer` is reached from
     inside the VPC.
@@ -38,16 +39,14 @@ class Network(pulumi.ComponentResource):
             )
             for place, zone in enumerate(ZONES)
         ]
-        routes = aws.ec2.RouteTable(f"{name}-private", vpc_id=self.vpc.id, tags=tagged, opts=child)
-        for zone, subnet in zip(ZONES, self.subnets, strict=True):
-            aws.ec2.RouteTableAssociation(f"{name}-{zone}", subnet_id=subnet.id, route_table_id=routes.id, opts=child)
+        routes = self._routes_out(name, settings, region, tagged)
         for service in ("dynamodb", "s3"):
             aws.ec2.VpcEndpoint(
                 f"{name}-{service}",
                 vpc_id=self.vpc.id,
                 service_name=f"com.amazonaws.{region}.{service}",
                 vpc_endpoint_type="Gateway",
-                route_table_ids=[routes.id],
+                route_table_ids=[table.id for table in routes],
                 tags=tagged,
                 opts=child,
             )
@@ -59,6 +58,57 @@ class Network(pulumi.ComponentResource):
         self._admit(f"{name}-cache-in", self.cache, VALKEY_PORT, source=self.tasks)
         self.register_outputs({})
 
+    def _routes_out(
+        self, name: str, settings: StackSettings, region: str, tagged: dict[str, str]
+    ) -> list[aws.ec2.RouteTable]:
+        """The private route tables, one a zone, each with a NAT gateway to the internet."""
+        child = pulumi.ResourceOptions(parent=self)
+        internet = aws.ec2.InternetGateway(name, vpc_id=self.vpc.id, tags=tagged, opts=child)
+        public = aws.ec2.RouteTable(f"{name}-public", vpc_id=self.vpc.id, tags=tagged, opts=child)
+        to_internet = aws.ec2.Route(
+            f"{name}-public",
+            route_table_id=public.id,
+            destination_cidr_block=ANYWHERE,
+            gateway_id=internet.id,
+            opts=child,
+        )
+        gateways = []
+        for place, zone in enumerate(ZONES[: settings.nat_gateways]):
+            subnet = aws.ec2.Subnet(
+                f"{name}-public-{zone}",
+                vpc_id=self.vpc.id,
+                cidr_block=f"10.0.{240 + place}.0/24",
+                availability_zone=f"{region}{zone}",
+                tags=tagged,
+                opts=child,
+            )
+            aws.ec2.RouteTableAssociation(
+                f"{name}-public-{zone}", subnet_id=subnet.id, route_table_id=public.id, opts=child
+            )
+            address = aws.ec2.Eip(f"{name}-{zone}", domain="vpc", tags=tagged, opts=child)
+            gateways.append(
+                aws.ec2.NatGateway(
+                    f"{name}-{zone}",
+                    subnet_id=subnet.id,
+                    allocation_id=address.id,
+                    tags=tagged,
+                    opts=pulumi.ResourceOptions(parent=self, depends_on=[to_internet]),
+                )
+            )
+        tables = []
+        for place, (zone, subnet) in enumerate(zip(ZONES, self.subnets, strict=True)):
+            table = aws.ec2.RouteTable(f"{name}-{zone}", vpc_id=self.vpc.id, tags=tagged, opts=child)
+            aws.ec2.RouteTableAssociation(f"{name}-{zone}", subnet_id=subnet.id, route_table_id=table.id, opts=child)
+            aws.ec2.Route(
+                f"{name}-{zone}",
+                route_table_id=table.id,
+                destination_cidr_block=ANYWHERE,
+                nat_gateway_id=gateways[place % len(gateways)].id,
+                opts=child,
+            )
+            tables.append(table)
+        return tables
+
     def _group(self, name: str, description: str, tagged: dict[str, str]) -> aws.ec2.SecurityGroup:
         group = aws.ec2.SecurityGroup(
             name, vpc_id=self.vpc.id, description=description, tags=tagged, opts=pulumi.ResourceOptions(parent=self)
@@ -67,7 +117,7 @@ class Network(pulumi.ComponentResource):
             f"{name}-out",
             security_group_id=group.id,
             ip_protocol="-1",
-            cidr_ipv4="0.0.0.0/0",
+            cidr_ipv4=ANYWHERE,
             opts=pulumi.ResourceOptions(parent=self),
         )
         return group

@@ -5,14 +5,21 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.balancer import Balancer
 from infra.components.functions import LOG_DAYS, assume, policy
 from infra.components.network import HTTP_PORT, Network
+from infra.components.secret import Secret
+from infra.environment import Variable
 from infra.settings import StackSettings
 from infra.tags import Component, tags
 
 STOP_SECONDS = 120
 """Fargate's most; every runtime's drain time is shorter."""
 
+START_SECONDS = 300
+"""ECS's most: how long a container may fail its health check while it starts, for loading a model."""
+
+HEALTH_CHECK = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{HTTP_PORT}/healthz', timeout=3)"
 EXECUTION_POLICY = "arn:aws:iam::aws:policy/service-role/AmazonECSTaskExecutionRolePolicy"
 
 
@@ -30,22 +37,18 @@ class Service(pulumi.ComponentResource):
         cluster: aws.ecs.Cluster,
         network: Network,
         region: str,
-        environment: dict[str, pulumi.Input[str]],
+        environment: dict[str, Variable],
         statements: list[dict[str, Any]],
         cpu: int = 1024,
         memory: int = 2048,
-        target_group: aws.lb.TargetGroup | None = None,
+        balancer: Balancer | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("chat:services:Service", name, None, opts)
         child = pulumi.ResourceOptions(parent=self)
         tagged = tags(settings, component)
-        role = aws.iam.Role(name, assume_role_policy=assume("ecs-tasks.amazonaws.com"), tags=tagged, opts=child)
-        aws.iam.RolePolicy(name, role=role.id, policy=policy(statements), opts=child)
-        execution = aws.iam.Role(
-            f"{name}-execution", assume_role_policy=assume("ecs-tasks.amazonaws.com"), tags=tagged, opts=child
-        )
-        aws.iam.RolePolicyAttachment(name, role=execution.name, policy_arn=EXECUTION_POLICY, opts=child)
+        secrets = {key: value for key, value in environment.items() if isinstance(value, Secret)}
+        task_role, execution_role = self._roles(name, tagged, statements, secrets)
         logs = aws.cloudwatch.LogGroup(name, retention_in_days=LOG_DAYS, tags=tagged, opts=child)
         self.task = aws.ecs.TaskDefinition(
             name,
@@ -55,10 +58,10 @@ class Service(pulumi.ComponentResource):
             cpu=str(cpu),
             memory=str(memory),
             runtime_platform={"cpu_architecture": "ARM64", "operating_system_family": "LINUX"},
-            task_role_arn=role.arn,
-            execution_role_arn=execution.arn,
-            container_definitions=self._definitions(
-                container, settings.images.get(container, f"chat-{container}:local"), environment, logs.name, region
+            task_role_arn=task_role.arn,
+            execution_role_arn=execution_role.arn,
+            container_definitions=_definitions(
+                container, settings.images[container], environment, secrets, logs.name, region
             ),
             tags=tagged,
             opts=child,
@@ -75,46 +78,70 @@ class Service(pulumi.ComponentResource):
                 "assign_public_ip": False,
             },
             load_balancers=[
-                {"target_group_arn": target_group.arn, "container_name": container, "container_port": HTTP_PORT}
+                {"target_group_arn": balancer.targets.arn, "container_name": container, "container_port": HTTP_PORT}
             ]
-            if target_group
+            if balancer
             else [],
             deployment_circuit_breaker={"enable": True, "rollback": True},
             deployment_minimum_healthy_percent=100,
             deployment_maximum_percent=200,
             propagate_tags="SERVICE",
             tags=tagged,
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["desiredCount"]),
+            # ECS refuses a target group that no listener uses yet.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[balancer.listener] if balancer else None),
         )
         self.register_outputs({})
 
-    @staticmethod
-    def _definitions(
-        container: str,
-        image: str,
-        environment: dict[str, pulumi.Input[str]],
-        log_group: pulumi.Output[str],
-        region: str,
-    ) -> pulumi.Output[str]:
-        return pulumi.Output.json_dumps(
-            [
-                {
-                    "name": container,
-                    "image": image,
-                    "essential": True,
-                    "readonlyRootFilesystem": True,
-                    "user": "10001",
-                    "portMappings": [{"containerPort": HTTP_PORT, "protocol": "tcp"}],
-                    "environment": [{"name": key, "value": value} for key, value in sorted(environment.items())],
-                    "stopTimeout": STOP_SECONDS,
-                    "logConfiguration": {
-                        "logDriver": "awslogs",
-                        "options": {
-                            "awslogs-group": log_group,
-                            "awslogs-region": region,
-                            "awslogs-stream-prefix": container,
-                        },
-                    },
-                }
-            ]
-        )
+    def _roles(
+        self, name: str, tagged: dict[str, str], statements: list[dict[str, Any]], secrets: dict[str, Secret]
+    ) -> tuple[aws.iam.Role, aws.iam.Role]:
+        """Of the code, with its statements, and of ECS that starts it: images, logs, these secrets."""
+        child = pulumi.ResourceOptions(parent=self)
+        trust = assume("ecs-tasks.amazonaws.com")
+        task = aws.iam.Role(name, assume_role_policy=trust, tags=tagged, opts=child)
+        aws.iam.RolePolicy(name, role=task.id, policy=policy(statements), opts=child)
+        execution = aws.iam.Role(f"{name}-execution", assume_role_policy=trust, tags=tagged, opts=child)
+        aws.iam.RolePolicyAttachment(name, role=execution.name, policy_arn=EXECUTION_POLICY, opts=child)
+        if secrets:
+            read = policy([secret.statement() for secret in secrets.values()])
+            aws.iam.RolePolicy(f"{name}-execution", role=execution.id, policy=read, opts=child)
+        return task, execution
+
+
+def _definitions(
+    container: str,
+    image: str,
+    environment: dict[str, Variable],
+    secrets: dict[str, Secret],
+    log_group: pulumi.Output[str],
+    region: str,
+) -> pulumi.Output[str]:
+    plain = {key: value for key, value in sorted(environment.items()) if key not in secrets}
+    definition: dict[str, Any] = {
+        "name": container,
+        "image": image,
+        "essential": True,
+        "readonlyRootFilesystem": True,
+        "user": "10001",
+        "portMappings": [{"containerPort": HTTP_PORT, "protocol": "tcp"}],
+        "environment": [{"name": key, "value": value} for key, value in plain.items()],
+        "secrets": [{"name": key, "valueFrom": secret.arn} for key, secret in sorted(secrets.items())],
+        # ECS does not read the image's own HEALTHCHECK.
+        "healthCheck": {
+            "command": ["CMD", "python3", "-c", HEALTH_CHECK],
+            "interval": 10,
+            "timeout": 5,
+            "retries": 3,
+            "startPeriod": START_SECONDS,
+        },
+        "stopTimeout": STOP_SECONDS,
+        "logConfiguration": {
+            "logDriver": "awslogs",
+            "options": {
+                "awslogs-group": log_group,
+                "awslogs-region": region,
+                "awslogs-stream-prefix": container,
+            },
+        },
+    }
+    return pulumi.Output.json_dumps([definition])

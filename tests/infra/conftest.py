@@ -6,7 +6,6 @@ from typing import Any
 import pulumi
 import pytest
 
-from infra.settings import CONTAINERS
 from stacks.local.applier.believable import OUTPUTS, arn
 from stacks.local.program import revealed, run_program, stack_config
 

@@ -1,11 +1,16 @@
 """What the Pulumi program declares, for every stack file."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import infra
 from chat.keys import BY_USER_INDEX, OPEN_BY_EXPIRY_INDEX
 from chat.settings import (
     AuthorizerSettings,
@@ -139,7 +144,14 @@ def test_whatever_takes_tags_has_all_cost_tags(stack: Stack) -> None:
     for resource in tagged:
         assert set(resource.inputs["tags"]) == COST_TAGS, resource.name
         assert resource.inputs["tags"]["Environment"] == stack.name
-    for kind in ("dynamodb/table:Table", "lambda/function:Function", ":TaskDefinition", "ecs/service:Service", ":ReplicationGroup", ":LogGroup"):
+    for kind in (
+        "dynamodb/table:Table",
+        "lambda/function:Function",
+        ":TaskDefinition",
+        "ecs/service:Service",
+        ":ReplicationGroup",
+        ":LogGroup",
+    ):
         for resource in stack.recorder.of(kind):
             assert "tags" in resource.inputs, resource.name
 
@@ -179,6 +191,17 @@ def test_an_output_that_nobody_answers_is_named() -> None:
 def test_a_key_that_nobody_reads_is_named() -> None:
     with pytest.raises(StackSettingsError, match="chat:streamer is"):
         run_program(stack_config("local", {"streamer": 3}), Recorder(), "local")
+
+
+def test_the_entry_point_runs_as_pulumi_runs_it() -> None:
+    """In its own folder, with nothing of the repository on the path, up to the settings that are not given."""
+    run = "import runpy; runpy.run_path('.', run_name='__main__')"
+    bare = {"PATH": os.environ["PATH"]}
+    folder = Path(infra.__file__).parent
+    process = subprocess.run(
+        [sys.executable, "-c", run], cwd=folder, env=bare, capture_output=True, text=True, check=False
+    )
+    assert "infra.settings.StackSettingsError: chat:environment is not set" in process.stderr
 
 
 def test_everything_that_runs_has_a_way_out(stack: Stack) -> None:

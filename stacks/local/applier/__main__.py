@@ -28,6 +28,7 @@ def main(options_file: str) -> None:
         "services": [dataclasses.asdict(service) for service in applied.services],
     }
     draft = state / "applied.draft"
+    draft.touch(mode=0o600)  # a task's environment may hold a provider's key
     draft.write_text(json.dumps(facts, indent=1))
     draft.replace(state / "applied.json")
 

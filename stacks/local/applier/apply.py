@@ -9,7 +9,7 @@ import pulumi
 from stacks.local.applier import aws, believable
 from stacks.local.applier.applied import Applied, Backends, ServiceSpec
 from stacks.local.applier.state import State
-from stacks.local.program import run_program
+from stacks.local.program import revealed, run_program
 
 
 class UnknownResource(Exception):
@@ -25,15 +25,19 @@ class Applier(pulumi.runtime.Mocks):
         self.services: list[ServiceSpec] = []
         self._clients = aws.Clients(backends.aws_url)
         self._tasks: dict[str, tuple[str, dict[str, str]]] = {}
+        self._secrets: dict[str, str] = {}
 
     def new_resource(self, args: pulumi.runtime.MockResourceArgs) -> tuple[str, dict[str, Any]]:
         """See pulumi.runtime.Mocks. Raises UnknownResource."""
+        args.inputs = revealed(args.inputs)
         if not args.custom:
             return f"{args.name}-component", dict(args.inputs)
         if args.typ == "aws:ecs/taskDefinition:TaskDefinition":
             return self._task(args)
         if args.typ == "aws:ecs/service:Service":
             return self._service(args)
+        if args.typ == "aws:secretsmanager/secretVersion:SecretVersion":
+            self._secrets[args.inputs["secretId"]] = args.inputs["secretString"]
         if args.typ == "aws:elasticache/replicationGroup:ReplicationGroup":
             where = {
                 "configurationEndpointAddress": self.backends.valkey_host,
@@ -62,6 +66,7 @@ class Applier(pulumi.runtime.Mocks):
         (container,) = json.loads(args.inputs["containerDefinitions"])
         arn = believable.arn("ecs", f"task-definition/{args.name}:1")
         variables = {one["name"]: one["value"] for one in container["environment"]}
+        variables |= {one["name"]: self._secrets[one["valueFrom"]] for one in container["secrets"]}
         self._tasks[arn] = (container["name"], variables)
         return args.name, dict(args.inputs) | {"arn": arn, "revision": 1}
 
@@ -75,8 +80,10 @@ class Applier(pulumi.runtime.Mocks):
 def apply(config: Mapping[str, str], backends: Backends) -> Applied:
     """Make the emulator look like the program says. Idempotent: tables and users that exist are kept."""
     applier = Applier(backends)
-    outputs = run_program(config, applier, "local")
-    applier.state.save()
+    try:
+        outputs = run_program(config, applier, "local")
+    finally:
+        applier.state.save()
     return Applied(
         api_url=outputs["apiUrl"],
         issuer=outputs["issuer"],

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import time
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -69,10 +68,16 @@ def _table(clients: Clients, state: State, name: str, inputs: dict[str, Any]) ->
         clients.dynamodb.create_table(**_table_definition(name, inputs))
         return name, outputs
     # A schema that differs would go unnoticed for long: data is never dropped silently.
-    wanted = {entry["AttributeName"] for entry in _keys(inputs["hashKey"], inputs.get("rangeKey"))}
-    if wanted != {entry["AttributeName"] for entry in found["KeySchema"]}:
-        raise ValueError(f"table {name} exists with other keys; `make clean` removes the local data")
+    if _schema(_table_definition(name, inputs)) != _schema(found):
+        raise ValueError(f"table {name} exists with other keys or indexes; `make clean` removes the local data")
     return name, outputs
+
+
+def _schema(definition: dict[str, Any]) -> dict[str, list[str]]:
+    """The names of keys, of the table and by index."""
+    indexes = definition.get("GlobalSecondaryIndexes") or []
+    named = {"": definition["KeySchema"]} | {index["IndexName"]: index["KeySchema"] for index in indexes}
+    return {name: [key["AttributeName"] for key in schema] for name, schema in named.items()}
 
 
 def _table_definition(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +121,16 @@ def _user_pool(clients: Clients, state: State, name: str, inputs: dict[str, Any]
     pools = clients.cognito.list_user_pools(MaxResults=60)["UserPools"]
     ident = next((pool["Id"] for pool in pools if pool["Name"] == name), None)
     if ident is None:
-        ident = clients.cognito.create_user_pool(PoolName=name)["UserPool"]["Id"]
+        asked = inputs.get("passwordPolicy") or {}
+        policy = {
+            "MinimumLength": int(asked.get("minimumLength", 8)),
+            "RequireLowercase": bool(asked.get("requireLowercase")),
+            "RequireNumbers": bool(asked.get("requireNumbers")),
+            "RequireSymbols": bool(asked.get("requireSymbols")),
+            "RequireUppercase": bool(asked.get("requireUppercase")),
+        }
+        made = clients.cognito.create_user_pool(PoolName=name, Policies={"PasswordPolicy": policy})
+        ident = made["UserPool"]["Id"]
     endpoint = f"cognito-idp.{REGION}.amazonaws.com/{ident}"
     return ident, {"arn": arn("cognito-idp", f"userpool/{ident}"), "endpoint": endpoint, "name": name}
 
@@ -181,8 +195,12 @@ def _rest_api(clients: Clients, state: State, name: str, inputs: dict[str, Any])
 
 
 def _deployment(clients: Clients, state: State, name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    made = clients.apigateway.create_deployment(restApiId=inputs["restApi"])
-    return made["id"], {"createdDate": str(time.time())}
+    key, made_from = f"deployment/{name}", [inputs["restApi"], inputs["triggers"]]
+    ident = state.ident(key)
+    if ident is None or not state.unchanged(key, made_from):
+        ident = clients.apigateway.create_deployment(restApiId=inputs["restApi"])["id"]
+        state.remember(key, ident, made_from)
+    return str(ident), {}
 
 
 def _stage(clients: Clients, state: State, name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:

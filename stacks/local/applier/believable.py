@@ -33,9 +33,23 @@ def _balancer(name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return own, {"arn": own, "dnsName": f"{name}.elb.internal", "arnSuffix": f"app/{name}"}
 
 
+def _secret(name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    own = arn("secretsmanager", f"secret:{name}")
+    return own, {"arn": own, "name": name}
+
+
+def _secret_version(name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return f"{name}-1", {"secretArn": inputs["secretId"], "versionId": "1"}
+
+
 OUTPUTS: dict[str, Outputs] = {
+    "aws:apigateway/account:Account": _plain("apigateway"),
     "aws:apigatewayv2/vpcLink:VpcLink": _plain("apigateway"),
     "aws:cloudwatch/logGroup:LogGroup": _plain("logs"),
+    "aws:ec2/eip:Eip": _plain("ec2"),
+    "aws:ec2/internetGateway:InternetGateway": _plain("ec2"),
+    "aws:ec2/natGateway:NatGateway": _plain("ec2"),
+    "aws:ec2/route:Route": _plain("ec2"),
     "aws:ec2/routeTable:RouteTable": _plain("ec2"),
     "aws:ec2/routeTableAssociation:RouteTableAssociation": _plain("ec2"),
     "aws:ec2/securityGroup:SecurityGroup": _plain("ec2"),
@@ -49,9 +63,12 @@ OUTPUTS: dict[str, Outputs] = {
     "aws:iam/rolePolicyAttachment:RolePolicyAttachment": _plain("iam"),
     "aws:lambda/permission:Permission": _plain("lambda"),
     "aws:lb/listener:Listener": _plain("elasticloadbalancing"),
+    "aws:lb/listenerRule:ListenerRule": _plain("elasticloadbalancing"),
     "aws:lb/loadBalancer:LoadBalancer": _balancer,
     "aws:lb/targetGroup:TargetGroup": _plain("elasticloadbalancing"),
     "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock": _plain("s3"),
+    "aws:secretsmanager/secret:Secret": _secret,
+    "aws:secretsmanager/secretVersion:SecretVersion": _secret_version,
     "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule": _plain("ec2"),
     "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule": _plain("ec2"),
 }

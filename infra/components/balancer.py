@@ -57,7 +57,15 @@ class Balancer(pulumi.ComponentResource):
             tags=tagged,
             opts=child,
         )
-        # Over a VPC link the gateway puts the stage's name before the path.
+        self._without_stage(name, tagged)
+        self.link = aws.apigatewayv2.VpcLink(
+            name, subnet_ids=subnets, security_group_ids=[network.balancer.id], tags=tagged, opts=child
+        )
+        self.url = pulumi.Output.concat("http://", self.balancer.dns_name, f":{HTTP_PORT}")
+        self.register_outputs({})
+
+    def _without_stage(self, name: str, tagged: dict[str, str]) -> None:
+        """Over a VPC link the gateway puts the stage's name before the path; it is taken off here."""
         aws.lb.ListenerRule(
             name,
             listener_arn=self.listener.arn,
@@ -71,10 +79,9 @@ class Balancer(pulumi.ComponentResource):
             ],
             actions=[{"type": "forward", "target_group_arn": self.targets.arn}],
             tags=tagged,
-            opts=child,
+            opts=pulumi.ResourceOptions(parent=self),
         )
-        self.link = aws.apigatewayv2.VpcLink(
-            name, subnet_ids=subnets, security_group_ids=[network.balancer.id], tags=tagged, opts=child
-        )
-        self.url = pulumi.Output.concat("http://", self.balancer.dns_name, f":{HTTP_PORT}")
-        self.register_outputs({})
+
+    def target(self, container: str) -> dict[str, pulumi.Input[str] | int]:
+        """How an ECS service registers its containers."""
+        return {"target_group_arn": self.targets.arn, "container_name": container, "container_port": HTTP_PORT}

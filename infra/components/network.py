@@ -1,5 +1,7 @@
 """The network: private subnets in three zones for everything that runs, public ones for the NAT gateways only."""
 
+from typing import Any
+
 import pulumi
 import pulumi_aws as aws
 
@@ -57,6 +59,11 @@ class Network(pulumi.ComponentResource):
         self._admit(f"{name}-tasks-in", self.tasks, HTTP_PORT, source=self.balancer)
         self._admit(f"{name}-cache-in", self.cache, VALKEY_PORT, source=self.tasks)
         self.register_outputs({})
+
+    def placement(self) -> dict[str, Any]:
+        """Where ECS runs tasks."""
+        subnets = [subnet.id for subnet in self.subnets]
+        return {"subnets": subnets, "security_groups": [self.tasks.id], "assign_public_ip": False}
 
     def _routes_out(
         self, name: str, settings: StackSettings, region: str, tagged: dict[str, str]

@@ -72,16 +72,8 @@ class Service(pulumi.ComponentResource):
             task_definition=self.task.arn,
             desired_count=count,
             launch_type="FARGATE",
-            network_configuration={
-                "subnets": [subnet.id for subnet in network.subnets],
-                "security_groups": [network.tasks.id],
-                "assign_public_ip": False,
-            },
-            load_balancers=[
-                {"target_group_arn": balancer.targets.arn, "container_name": container, "container_port": HTTP_PORT}
-            ]
-            if balancer
-            else [],
+            network_configuration=network.placement(),
+            load_balancers=[balancer.target(container)] if balancer else [],
             deployment_circuit_breaker={"enable": True, "rollback": True},
             deployment_minimum_healthy_percent=100,
             deployment_maximum_percent=200,

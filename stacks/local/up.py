@@ -136,7 +136,11 @@ def main(arguments: list[str]) -> None:
         else:
             options = options_of(given)
             with alone(local_dir):
-                up(options)
+                try:
+                    up(options)
+                except KeyboardInterrupt:
+                    down(local_dir)
+                    sys.exit(130)
     except OptionsError as error:
         sys.exit(str(error))
 

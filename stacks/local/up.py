@@ -24,7 +24,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--engine", default="vllm", help=f"one of {', '.join(ENGINES)}")
     for name, default in (("streamers", 1), ("dispatchers", 1), ("replicas", 1), ("small-replicas", 0)):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"number of processes (default {default})")
-    parser.add_argument("--dtype", default="auto", help="of the weights: auto, bfloat16 or float32 (auto: what this processor is quick at)")
+    parser.add_argument(
+        "--dtype", default="auto", help="of the weights: auto (what this processor is quick at), bfloat16, float32"
+    )
     parser.add_argument("--temperature", type=float, default=0.7, help="sampling temperature, 0 is greedy")
     return parser.parse_args(arguments)
 

@@ -5,14 +5,13 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from chat.usecases.cancel import CancelGeneration
-
 from chat import tracing
 from chat.adapters import dynamo
 from chat.adapters.valkey import ValkeyLanes, ValkeyTokenBuffer, ValkeyWakeups, connect
 from chat.catalogue import Catalogue
 from chat.errors import NotFound
 from chat.settings import DispatcherSettings
+from chat.usecases.cancel import CancelGeneration
 from chat.usecases.finish_turn import FinishTurn
 from containers.common.asgi import Json
 from containers.common.process import run, serving, stop_event

@@ -1,6 +1,6 @@
 """The token buffer and its live events: what Valkey keeps of a generation, in one slot."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -109,6 +109,14 @@ class Subscription(Protocol):
 
     async def next(self, timeout_seconds: float) -> bytes | None:
         """The next frame; None after the timeout, or when frames were dropped: read the buffer again."""
+        ...
+
+    def pipe(self, take: Callable[[bytes], bool]) -> None:
+        """Offer each frame that arrives while `next` waits to `take` first; what it answers False to goes to `next`.
+
+        `take` is called where frames are received, so it must be quick. The timeout of `next` begins anew with
+        each frame that it took.
+        """
         ...
 
     def lose(self) -> None:

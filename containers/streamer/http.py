@@ -151,7 +151,11 @@ class StreamerHttp:
                 first = False
                 tracing.mark(followed.generation_id, "forwarded")
 
-        follower = Follower(followed, emit, self._heartbeat_seconds)
+        def emit_now(data: bytes) -> bool:
+            # The first delta goes the long way, where it is traced.
+            return not first and _sent_at_once(connection.send, data)
+
+        follower = Follower(followed, emit, self._heartbeat_seconds, emit_now)
         self._streams.add(follower)
         watcher = asyncio.create_task(_until_gone(connection.receive))
         work = asyncio.current_task()
@@ -182,6 +186,21 @@ class StreamerHttp:
         connection.streaming = True
         await connection.send({"type": "http.response.start", "status": 200, "headers": list(headers.items())})
         await connection.send({"type": "http.response.body", "body": frames.RETRY, "more_body": True})
+
+
+def _sent_at_once(send: Send, data: bytes) -> bool:
+    """Send a part of the body unless that would wait for the client; then nothing is sent.
+
+    The server's `send` waits only before it writes, and only while the client does not read. So one that does
+    not end at its first step has written nothing, and may be dropped.
+    """
+    sending = send({"type": "http.response.body", "body": data, "more_body": True}).__await__()
+    try:
+        next(sending)
+    except StopIteration:
+        return True
+    sending.close()  # type: ignore[attr-defined]
+    return False
 
 
 async def _until_gone(receive: Receive) -> None:

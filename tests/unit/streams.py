@@ -59,10 +59,16 @@ class FakeSubscription:
     def __init__(self, hub: "FakeStore") -> None:
         self._hub, self._frames, self._gap, self.closed = hub, [], False, False
         self._changed = asyncio.Event()
+        self._waiting, self._take = False, lambda frame: False
 
     def deliver(self, frame: bytes) -> None:
+        if self._waiting and not self._changed.is_set() and self._take(frame):
+            return
         self._frames.append(frame)
         self._changed.set()
+
+    def pipe(self, take: Callable[[bytes], bool]) -> None:
+        self._take = take
 
     def lose(self) -> None:
         self._frames.clear()
@@ -72,10 +78,13 @@ class FakeSubscription:
     async def next(self, timeout_seconds: float) -> bytes | None:
         if not self._frames and not self._gap:
             self._changed.clear()
+            self._waiting = True
             try:
                 await asyncio.wait_for(self._changed.wait(), timeout_seconds)
             except TimeoutError:
                 return None
+            finally:
+                self._waiting = False
         if self._gap:
             self._gap = False
             return None
@@ -171,11 +180,20 @@ class Client:
     def __init__(self) -> None:
         self.got = b""
         self.pause: asyncio.Event | None = None
+        self.refuses: Callable[[], bool] = lambda: False
+        self.at_once = 0
 
     async def emit(self, data: bytes) -> None:
         if self.pause is not None:
             await self.pause.wait()
         self.got += data
+
+    def emit_now(self, data: bytes) -> bool:
+        if self.pause is not None or self.refuses():
+            return False
+        self.got += data
+        self.at_once += 1
+        return True
 
     @property
     def frames(self) -> list[bytes]:

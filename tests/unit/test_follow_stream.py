@@ -35,7 +35,7 @@ async def started(
 ) -> tuple[Follower, "asyncio.Task[None]"]:
     """A follower that is past the check; its task runs."""
     follow = use_case(store, heartbeat)
-    follower = Follower(await follow.permit("ada", GEN, last), client.emit, heartbeat)
+    follower = Follower(await follow.permit("ada", GEN, last), client.emit, heartbeat, client.emit_now)
     return follower, asyncio.create_task(follow.follow(follower))
 
 
@@ -68,6 +68,7 @@ async def test_random_drops_lost_publishes_and_resumes_lose_and_repeat_nothing(s
     got: list[bytes] = []
     while not got or not frames.is_last(got[-1]):
         client = Client()
+        client.refuses = lambda: chance.random() < 0.3
         last = str(frames.seq_of(got[-1])) if got else None
         _, task = await started(store, client, last, heartbeat=0.06)
         await asyncio.wait({task}, timeout=chance.uniform(0.005, 0.05))
@@ -78,6 +79,22 @@ async def test_random_drops_lost_publishes_and_resumes_lose_and_repeat_nothing(s
     await producer
     assert got == events
     assert store.subscriptions == []
+
+
+async def test_deltas_are_sent_where_they_arrive_and_count_as_signs_of_life(store: FakeStore) -> None:
+    client, events = Client(), reply(60)
+    _, task = await started(store, client, heartbeat=0.1)
+    await until(lambda: store.subscriptions)
+    for frame in events[:-1]:
+        store.append(frame)
+        await asyncio.sleep(0.01)
+    reads = store.reads
+    assert client.at_once > 40
+    store.append(events[-1])
+    await asyncio.wait_for(task, 5)
+    assert client.frames == events
+    assert frames.KEEP_ALIVE not in client.got
+    assert reads < 15
 
 
 async def test_a_hole_is_filled_from_the_buffer_without_waiting(store: FakeStore) -> None:

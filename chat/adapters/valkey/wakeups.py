@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import hiredis
@@ -32,7 +32,19 @@ SILENT_SECONDS = 6.0
 class ValkeySubscription:
     """One follower of one channel. Implements `chat.ports.Subscription`."""
 
-    __slots__ = ("_channel", "_deadline", "_frames", "_gap", "_loop", "_owner", "_room", "_timer", "_waiter")
+    __slots__ = (
+        "_channel",
+        "_deadline",
+        "_frames",
+        "_gap",
+        "_loop",
+        "_owner",
+        "_patience",
+        "_room",
+        "_take",
+        "_timer",
+        "_waiter",
+    )
 
     def __init__(self, owner: "ValkeyWakeups", channel: bytes, room: int) -> None:
         self._owner, self._channel, self._room = owner, channel, room
@@ -41,17 +53,35 @@ class ValkeySubscription:
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._deadline = 0.0
+        self._deadline = self._patience = 0.0
+        self._take: Callable[[bytes], bool] | None = None
+
+    def pipe(self, take: Callable[[bytes], bool]) -> None:
+        """See Subscription.pipe."""
+        self._take = take
 
     def deliver(self, frame: bytes) -> None:
-        """Queue a frame, or note a gap when the queue is full."""
-        if len(self._frames) >= self._room:
-            self.lose()
-            return
-        self._frames.append(frame)
+        """Hand a frame to the pipe, else queue it, or note a gap when the queue is full."""
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
+        if waiter is not None and not waiter.done():  # then nothing is queued before this frame
+            if self._take is not None and self._taken(self._take, frame):
+                self._deadline = self._loop.time() + self._patience
+                return
+            self._frames.append(frame)
             waiter.set_result(None)
+        elif len(self._frames) >= self._room:
+            self.lose()
+        else:
+            self._frames.append(frame)
+
+    def _taken(self, take: Callable[[bytes], bool], frame: bytes) -> bool:
+        try:
+            return take(frame)
+        except Exception:
+            # One follower's fault must not cost the others their connection; its own stream ends when it is read.
+            logger.exception("a follower failed to take a frame")
+            self._take = None
+            return False
 
     def lose(self) -> None:
         """Frames may be missing from here on: whoever follows must read the stream."""
@@ -77,6 +107,7 @@ class ValkeySubscription:
         """See Subscription.next."""
         if not self._frames and not self._gap:
             deadline = self._deadline = self._loop.time() + timeout_seconds
+            self._patience = timeout_seconds
             timer = self._timer
             if timer is not None and timer.when() > deadline:
                 timer.cancel()

@@ -10,18 +10,19 @@ import contextlib
 import itertools
 import json
 import logging
-import mimetypes
 import re
-import signal
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
-import aiohttp
 import uvloop
-from aiohttp import web
 
-from chat.ids import new_id
+from chat.errors import ChatError, InvalidRequest, MethodNotAllowed, NotFound, Unauthenticated, Unavailable
+from containers.common.asgi import ClientGone, Json, Receive, Scope, Send, read_body, request_id
+from containers.common.process import serving, stop_event
+from stacks.local.pages import Pages
 from stacks.local.sign_in import LocalIdentity, SignInError
+from stacks.local.upstream import Connection, Headers, NotConnected, Pool, UpstreamError
 
 logger = logging.getLogger(__name__)
 
@@ -29,195 +30,167 @@ STREAMING = re.compile(r"/v1/(conversations/[^/]+/messages(/[^/]+/regenerate)?|g
 MOST_BODY_BYTES = 10 * 1024 * 1024
 """API Gateway's limit."""
 
-mimetypes.add_type("text/javascript", ".js")  # where the machine's own table is older
-HOP_BY_HOP = {
-    "connection",
-    "keep-alive",
-    "transfer-encoding",
-    "te",
-    "trailer",
-    "upgrade",
-    "proxy-authorization",
-    "host",
-}
-NOT_FORWARDED_BACK = HOP_BY_HOP | {"content-length", "content-encoding", "date", "server"}
-SECURITY = {
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
+GATEWAY_SECONDS = 29
+"""API Gateway's limit for routes that do not stream."""
+
+HOP_BY_HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"}
+NOT_FORWARDED = HOP_BY_HOP | {b"proxy-authorization", b"host", b"expect", b"content-length", b"x-request-id"}
+NOT_FORWARDED_BACK = HOP_BY_HOP | {b"date", b"server"}
 
 
 class Edge:
-    """The handlers; `routes` is read from the file that the supervisor writes."""
+    """The ASGI application; where things are is read from the file that the applier wrote."""
 
     def __init__(self, local_dir: Path, web_root: Path) -> None:
-        self._local_dir, self._web_root = local_dir, web_root
         facts = json.loads((local_dir / "state" / "applied.json").read_text())
-        self._api_url: str = facts["apiUrl"]
-        self._streamers: list[str] = facts["streamers"]
+        self._local_dir, self._pages, self._pool = local_dir, Pages(web_root), Pool()
+        self._gateway, self._gateway_path = _origin(facts["apiUrl"])
+        self._streamers = [_origin(url)[0] for url in facts["streamers"]]
         self._turn = itertools.count()
-        self._client: aiohttp.ClientSession | None = None
 
-    async def start(self, app: web.Application) -> None:
-        """Open the connection pool to what is behind."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=2, sock_read=None)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-        self._client = aiohttp.ClientSession(timeout=timeout, connector=connector, auto_decompress=False)
-
-    async def stop(self, app: web.Application) -> None:
-        """Close it."""
-        if self._client is not None:
-            await self._client.close()
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Route a request."""
-        path = request.path
-        ident = request.headers.get("X-Request-Id") or new_id("req")
-        streams = STREAMING.fullmatch(path) and (request.method == "POST" or path.endswith("/stream"))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        ident = request_id(scope)
+        answer = Json(send, ident)
+        path, method = str(scope["path"]), str(scope["method"])
         try:
-            if streams:
-                return await self._to_streamer(request, ident)
-            if path.startswith("/v1/") or path in ("/healthz", "/openapi.json"):
-                return await self._to_gateway(request, ident)
-        except web.HTTPRequestEntityTooLarge:
-            return refusal(413, "invalid_request_error", "too_large", "The body is too large.", ident)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            logger.warning("%s %s: %s", request.method, path, error)
-            message = "The service does not answer; try again."
-            return refusal(503, "api_error", "unavailable", message, ident, {"Retry-After": "2"})
-        if request.method not in ("GET", "HEAD"):
-            return refusal(405, "invalid_request_error", "method_not_allowed", "Pages are read only.", ident)
-        return self._page(path, ident)
+            if STREAMING.fullmatch(path) and (method == "POST" or path.endswith("/stream")):
+                await self._to_streamer(scope, receive, send, ident)
+            elif path.startswith("/v1/") or path in ("/healthz", "/openapi.json"):
+                await self._to_gateway(scope, receive, send, ident)
+            elif path == "/local/sign-in":
+                await answer.answer(200, {"token": await self._sign_in(scope, receive)})
+            elif method not in ("GET", "HEAD"):
+                raise MethodNotAllowed("Pages are only read.")
+            else:
+                await answer.raw(200, *self._pages.page(path))
+        except ChatError as error:
+            await answer.error(error)
+        except ClientGone:
+            pass
 
-    async def _to_streamer(self, request: web.Request, ident: str) -> web.StreamResponse:
-        """To the next streamer that accepts the connection."""
-        body = await request.read() if request.can_read_body else None
+    async def _to_streamer(self, scope: Scope, receive: Receive, send: Send, ident: str) -> None:
+        """To the next streamer that accepts the connection; the answer goes on part by part."""
+        body = await read_body(scope, receive, MOST_BODY_BYTES)
+        connection = await self._streamer()
+        gone = asyncio.create_task(_gone(receive, connection))
+        try:
+            connection.send(_request(scope, connection.origin, "", body, ident))
+            try:
+                status, headers = await connection.head()
+            except UpstreamError as error:
+                if gone.done():
+                    raise ClientGone from error
+                raise _away(scope, error) from error
+            await send({"type": "http.response.start", "status": status, "headers": _backward(headers, ident)})
+            # When the streamer dies here, the answer stays without its end: the server closes the connection,
+            # and the client sees that it was cut.
+            with contextlib.suppress(UpstreamError):
+                async for part in connection.body():
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+        finally:
+            gone.cancel()
+            self._pool.give_back(connection)
+
+    async def _streamer(self) -> Connection:
         first = next(self._turn)
         for place in range(len(self._streamers)):
-            origin = self._streamers[(first + place) % len(self._streamers)]
-            try:
-                return await self._forward(request, origin + request.path_qs, body, ident)
-            except aiohttp.ClientConnectorError:
-                if place + 1 == len(self._streamers):
-                    raise
-        raise AssertionError("there is no streamer")
+            with contextlib.suppress(NotConnected):
+                return await self._pool.connect(self._streamers[(first + place) % len(self._streamers)])
+        raise Unavailable("The service does not answer; try again.")
 
-    async def _to_gateway(self, request: web.Request, ident: str) -> web.StreamResponse:
-        assert self._client is not None  # noqa: S101 - started before it serves
-        body = await request.read() if request.can_read_body else None
-        async with self._client.request(
-            request.method,
-            self._api_url + request.path_qs,
-            data=body,
-            headers=forwarded(request, ident),
-            timeout=aiohttp.ClientTimeout(total=29),
-        ) as answer:
-            content = await answer.read()
-            if answer.status in (401, 403) and b'"error"' not in content:
-                message = "Send `Authorization: Bearer <token>`."
-                if request.method in ("GET", "POST", "PATCH", "DELETE") and b"issing Authentication" not in content:
-                    return refusal(401, "authentication_error", "unauthenticated", message, ident)
-                return refusal(404, "invalid_request_error", "not_found", "There is no such route.", ident)
-            if answer.status == 404 and b'"error"' not in content:
-                return refusal(404, "invalid_request_error", "not_found", "There is no such route.", ident)
-            if answer.status >= 500 and b'"error"' not in content:
-                message = "The service does not answer; try again."
-                return refusal(503, "api_error", "unavailable", message, ident, {"Retry-After": "2"})
-            headers = backward(answer)
-            headers.setdefault("X-Request-Id", ident)
-            return web.Response(status=answer.status, body=content, headers=headers)
-
-    async def _forward(self, request: web.Request, url: str, body: bytes | None, ident: str) -> web.StreamResponse:
-        """Pass an answer on as it arrives; the client's end is passed back at once."""
-        assert self._client is not None  # noqa: S101 - started before it serves
-        async with self._client.request(request.method, url, data=body, headers=forwarded(request, ident)) as answer:
-            response = web.StreamResponse(status=answer.status, headers=backward(answer))
-            await response.prepare(request)
-            with contextlib.suppress(ConnectionResetError):
-                try:
-                    async for part in answer.content.iter_any():
-                        await response.write(part)
-                    await response.write_eof()
-                except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError):
-                    # The streamer died: end the client's connection as hard, so that it resumes.
-                    if request.transport is not None:
-                        request.transport.abort()
-            return response
-
-    def _page(self, path: str, ident: str) -> web.StreamResponse:
-        if path == "/config.json":
-            return web.json_response({"auth": {"kind": "local"}, "apiBase": ""}, headers=SECURITY)
-        file = self._file(path)
-        if file is None:
-            return refusal(404, "invalid_request_error", "not_found", "There is no such page.", ident)
-        kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-        return web.FileResponse(file, headers=SECURITY | {"Content-Type": kind})
-
-    def _file(self, path: str) -> Path | None:
-        """The file behind a path, which may say anything."""
-        with contextlib.suppress(ValueError, OSError):
-            file = (self._web_root / path.lstrip("/")).resolve()
-            if file.is_dir():
-                file /= "index.html"
-            if file.is_relative_to(self._web_root) and file.is_file():
-                return file
-        return None
-
-    async def sign_in(self, request: web.Request) -> web.Response:
-        """`POST /local/sign-in {user, plan}` answers `{token}`; for the page, on this machine only."""
+    async def _to_gateway(self, scope: Scope, receive: Receive, send: Send, ident: str) -> None:
+        body = await read_body(scope, receive, MOST_BODY_BYTES)
         try:
-            body = await request.json()
+            async with asyncio.timeout(GATEWAY_SECONDS):
+                status, headers, content = await self._ask_gateway(scope, body, ident)
+        except (UpstreamError, TimeoutError) as error:
+            raise _away(scope, error) from error
+        if status >= 400 and b'"error"' not in content:
+            raise _contract_error(status, content)
+        await send({"type": "http.response.start", "status": status, "headers": _backward(headers, ident)})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _ask_gateway(self, scope: Scope, body: bytes, ident: str) -> tuple[int, Headers, bytes]:
+        connection = await self._pool.connect(self._gateway)
+        try:
+            connection.send(_request(scope, self._gateway, self._gateway_path, body, ident))
+            status, headers = await connection.head()
+            return status, headers, b"".join([part async for part in connection.body()])
+        finally:
+            self._pool.give_back(connection)
+
+    async def _sign_in(self, scope: Scope, receive: Receive) -> str:
+        """`POST {user, plan}`; for the page, on this machine only."""
+        if scope["method"] != "POST":
+            raise MethodNotAllowed("Send a POST.")
+        try:
+            body = json.loads(await read_body(scope, receive, 10_000))
             user, plan = str(body["user"]), str(body.get("plan", "free"))
-            token = await asyncio.to_thread(lambda: LocalIdentity(self._local_dir).sign_in(user, plan))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidRequest("Send a JSON object with user and plan.") from error
+        try:
+            return await asyncio.to_thread(lambda: LocalIdentity(self._local_dir).sign_in(user, plan))
         except SignInError as error:
-            return refusal(400, "invalid_request_error", "invalid_request", str(error), new_id("req"))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            message = "Send a JSON object with user and plan."
-            return refusal(400, "invalid_request_error", "invalid_request", message, new_id("req"))
-        return web.json_response({"token": token})
+            raise InvalidRequest(str(error)) from error
 
 
-def forwarded(request: web.Request, ident: str) -> dict[str, str]:
-    """The request's headers for what is behind."""
-    left_out = HOP_BY_HOP | {"content-length", "x-request-id"}
-    headers = {name: value for name, value in request.headers.items() if name.lower() not in left_out}
-    return headers | {"X-Request-Id": ident}
+async def _gone(receive: Receive, connection: Connection) -> None:
+    """When the client leaves, break off behind as well."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    connection.close()
 
 
-def backward(answer: aiohttp.ClientResponse) -> dict[str, str]:
+def _origin(url: str) -> tuple[tuple[str, int], str]:
+    parts = urlsplit(url)
+    return (parts.hostname or "127.0.0.1", parts.port or 80), parts.path
+
+
+def _request(scope: Scope, origin: tuple[str, int], prefix: str, body: bytes, ident: str) -> bytes:
+    """The request for what is behind: the same path, query, headers and body."""
+    target = prefix.encode() + scope["raw_path"]
+    if scope["query_string"]:
+        target += b"?" + scope["query_string"]
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]  # the server leaves the body out
+    lines = [method.encode() + b" " + target + b" HTTP/1.1", b"host: %s:%d" % (origin[0].encode(), origin[1])]
+    lines += [name + b": " + value for name, value in scope["headers"] if name not in NOT_FORWARDED]
+    lines.append(b"x-request-id: " + ident.encode())
+    if body or scope["method"] in ("POST", "PUT", "PATCH"):
+        lines.append(b"content-length: %d" % len(body))
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def _backward(headers: Headers, ident: str) -> Headers:
     """The answer's headers for the client."""
-    return {name: value for name, value in answer.headers.items() if name.lower() not in NOT_FORWARDED_BACK}
+    kept = [(name, value) for name, value in headers if name not in NOT_FORWARDED_BACK]
+    if not any(name == b"x-request-id" for name, _ in kept):
+        kept.append((b"x-request-id", ident.encode()))
+    return kept
 
 
-def refusal(
-    status: int, kind: str, code: str, message: str, ident: str, headers: dict[str, str] | None = None
-) -> web.Response:
-    """An error in the contract's shape, as API Gateway's own responses are declared."""
-    error: dict[str, object] = {"type": kind, "code": code, "message": message}
-    if headers and "Retry-After" in headers:
-        error["retryAfterSeconds"] = int(headers["Retry-After"])
-    body = {"error": error}
-    return web.json_response(body, status=status, headers={"X-Request-Id": ident} | (headers or {}))
+def _away(scope: Scope, error: Exception) -> ChatError:
+    logger.warning("%s %s: %s", scope["method"], scope["path"], error)
+    return Unavailable("The service does not answer; try again.")
 
 
-async def serve(port: int, local_dir: Path, web_root: Path) -> None:
+def _contract_error(status: int, content: bytes) -> ChatError:
+    """The gateway's own answers in the contract's shape, as its gateway responses are declared."""
+    if status == 404 or b"issing Authentication" in content:
+        return NotFound("There is no such route.")
+    if status in (401, 403):
+        return Unauthenticated("Send `Authorization: Bearer <token>`.")
+    if status >= 500:
+        return Unavailable("The service does not answer; try again.")
+    return InvalidRequest("The request cannot be read.")
+
+
+async def run(port: int, local_dir: Path, web_root: Path) -> None:
     """Serve until SIGTERM."""
-    edge = Edge(local_dir, web_root)
-    app = web.Application(client_max_size=MOST_BODY_BYTES)
-    app.on_startup.append(edge.start)
-    app.on_cleanup.append(edge.stop)
-    app.router.add_post("/local/sign-in", edge.sign_in)
-    app.router.add_route("*", "/{path:.*}", edge.handle)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    stopping = asyncio.Event()
-    for one in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(one, stopping.set)
-    await stopping.wait()
-    await runner.cleanup()
+    stopping = stop_event()
+    async with serving(Edge(local_dir, web_root), "127.0.0.1", port, timeout_graceful_shutdown=1):
+        await stopping.wait()
 
 
 def main(arguments: list[str]) -> None:
@@ -227,7 +200,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--web", type=Path, required=True, help="folder of the page")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING)
-    uvloop.run(serve(options.port, options.local_dir, options.web.resolve()))
+    uvloop.run(run(options.port, options.local_dir, options.web.resolve()))
 
 
 if __name__ == "__main__":

@@ -181,12 +181,57 @@ async def test_a_client_that_leaves_is_noticed_behind(world: World) -> None:
     await asyncio.wait_for(ended.wait(), 5)
 
 
+async def test_a_slow_client_slows_what_is_behind(world: World) -> None:
+    """Megabytes do not pile up in the edge while nobody reads them."""
+    sent = 0
+
+    async def pours(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(640):
+            await response.write(b"x" * 100_000)
+            sent += 100_000
+        return response
+
+    for stub in world.streamers:
+        stub.handler = pours
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.port, limit=2**16)
+    writer.write(f"GET {FOLLOW} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    before = -1
+    while sent == 0 or sent != before:  # until nothing moves any more
+        before = sent
+        await asyncio.sleep(0.5)
+    assert sent < 32_000_000
+    received = 0
+    while received < 64_000_000:
+        received += len(await asyncio.wait_for(reader.read(2**20), 10))
+    writer.close()
+
+
 async def test_a_streamer_that_is_away_is_passed_over(world: World) -> None:
     await world.streamers[0].stop()
     for _ in range(6):
         async with world.client.post(world.url + SEND, json={}) as response:
             assert response.status == 200
     assert len(world.streamers[1].asked) == 6
+
+
+@pytest.mark.parametrize("path", [FOLLOW, "/v1/models"])
+async def test_connections_are_kept(world: World, path: str) -> None:
+    peers = set()
+
+    async def answers(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        peers.add(request.transport.get_extra_info("peername"))
+        return web.json_response({})
+
+    for stub in [*world.streamers, world.gateway]:
+        stub.handler = answers
+    for _ in range(8):
+        async with world.client.get(world.url + path) as response:
+            assert response.status == 200
+    assert len(peers) <= 2
 
 
 async def test_streamers_take_turns(world: World) -> None:
@@ -317,7 +362,8 @@ async def test_a_bad_sign_in_says_what_is_wrong(world: World, body: bytes) -> No
 
 
 async def test_heads_and_other_methods(world: World) -> None:
-    async with world.client.head(world.url + "/") as response:
-        assert response.status == 200
+    for path in ("/", "/healthz"):
+        async with world.client.head(world.url + path) as response:
+            assert response.status == 200 and await response.read() == b""
     async with world.client.post(world.url + "/") as response:
         assert response.status == 405

@@ -20,8 +20,8 @@ from containers.common.process import run, serving, stop_event
 from containers.streamer.http import StreamerHttp, UseCases
 from containers.streamer.streams import OpenStreams
 
-DRAIN_SHARE = 0.5
-"""Share of the drain time in which open streams are closed; the rest is for requests that are being saved."""
+GRACE_SECONDS = 1
+"""After a drain: how long the server waits for connections that are closing."""
 
 
 async def main() -> int:
@@ -63,9 +63,9 @@ async def main() -> int:
             settings.max_connections,
         )
         marks = asyncio.create_task(streams.mark_for_ever())
-        async with serving(http, settings.host, settings.port, timeout_graceful_shutdown=int(settings.drain_seconds)):
+        async with serving(http, settings.host, settings.port, timeout_graceful_shutdown=GRACE_SECONDS):
             await stopping.wait()
-            await streams.drain(settings.drain_seconds * DRAIN_SHARE)
+            await streams.drain(settings.drain_seconds)
         marks.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await marks

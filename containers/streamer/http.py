@@ -62,6 +62,7 @@ class StreamerHttp:
         if scope["type"] != "http":
             return
         connection = Connection(scope, receive, send)
+        self._streams.requests += 1
         try:
             await self._route(connection)
         except ClientGone:
@@ -71,6 +72,8 @@ class StreamerHttp:
         except Exception:
             logger.exception("request %s failed", connection.request_id)
             await self._refuse(connection, InternalError("Something broke on our side; try again."))
+        finally:
+            self._streams.requests -= 1
 
     async def _refuse(self, connection: Connection, error: ChatError) -> None:
         """Before the stream began: a JSON error. After: just end it, the client resumes."""
@@ -165,9 +168,9 @@ class StreamerHttp:
             if follower.closing:
                 await emit(b"retry: %d\n\n" % random.randint(*DRAIN_RETRY_MS))
         except asyncio.CancelledError:
-            if not watcher.done():
+            if not watcher.done() and not follower.closing:
                 raise
-            return  # the client is gone
+            return  # the client is gone, or does not read and was cut off by a drain
         finally:
             self._streams.remove(follower)
             watcher.cancel()

@@ -1,5 +1,6 @@
 """Run the Pulumi program in process, with any mock monitor in the place of a deployment engine."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,6 +61,10 @@ def run_program(config: Mapping[str, str], mocks: pulumi.runtime.Mocks, stack: s
             pulumi.export, pulumi.get = original, get
         return pulumi.Output.all(**exported).apply(outputs.update)
 
+    try:
+        asyncio.get_event_loop()
+    except RuntimeError:  # somebody before us closed the thread's loop
+        asyncio.set_event_loop(asyncio.new_event_loop())
     program()
     return outputs
 

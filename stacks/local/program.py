@@ -46,6 +46,10 @@ def run_program(config: Mapping[str, str], mocks: pulumi.runtime.Mocks, stack: s
     `pulumi.runtime.test` drives the event loop and waits for every registration.
     """
     outputs: dict[str, Any] = {}
+    try:
+        asyncio.get_event_loop()
+    except RuntimeError:  # somebody before us closed the thread's loop
+        asyncio.set_event_loop(asyncio.new_event_loop())
     pulumi.runtime.set_mocks(mocks, project="llm-chat-service", stack=stack, preview=False)
     pulumi.runtime.set_all_config(dict(config))
 
@@ -61,10 +65,6 @@ def run_program(config: Mapping[str, str], mocks: pulumi.runtime.Mocks, stack: s
             pulumi.export, pulumi.get = original, get
         return pulumi.Output.all(**exported).apply(outputs.update)
 
-    try:
-        asyncio.get_event_loop()
-    except RuntimeError:  # somebody before us closed the thread's loop
-        asyncio.set_event_loop(asyncio.new_event_loop())
     program()
     return outputs
 

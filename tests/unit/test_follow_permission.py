@@ -3,6 +3,7 @@
 import pytest
 
 from chat.errors import InvalidRequest, NotFound
+from chat.model import GenerationStatus
 from chat.usecases.follow_stream import FollowStream, parse_last_event_id
 from tests.unit.streams import GEN, FakeStore, reply, saved_generation
 

@@ -19,7 +19,7 @@ PYTHON := .cache/venv/dev/bin/python
 ENGINE_ENVIRONMENT := $(if $(filter vllm,$(ENGINE)),vllm)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down token functions check test test-unit lock bench-path bench-fanout clean
+.PHONY: help setup up down token functions check test test-model test-unit lock bench-path bench-fanout clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -52,8 +52,11 @@ check: ## linters, types, import rules
 	$(PYTHON) -m mypy
 	.cache/venv/dev/bin/lint-imports
 
-test: setup ## all tests: unit, infra, contract, integration, end to end, with the real model
-	$(PYTHON) -m pytest
+test: setup ## unit, infra, contract, integration, browser, end to end; the real engine by itself
+	$(PYTHON) -m pytest -m "not model_service"
+
+test-model: setup ## the whole service with the real engine: minutes, and a figure for each promise
+	$(PYTHON) -m pytest -m model_service
 
 test-unit: ## the tests that start nothing
 	@$(MAKE) -s setup ENGINE=none

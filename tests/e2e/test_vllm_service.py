@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.client import Event, Service, User, events, text_of, wait_for
 from tests.e2e.conftest import FIGURES
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.model_service]
 
 COMMON_ENGLISH = {"the", "a", "of", "and", "to", "is", "in", "that", "it", "you", "for", "with", "are"}
 

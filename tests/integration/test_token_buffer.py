@@ -243,3 +243,44 @@ async def test_a_lost_subscription_connection_is_made_again(
     async with asyncio.timeout(10):
         while not await heard():
             pass
+
+
+async def test_a_pipe_takes_what_arrives_while_somebody_waits(
+    buffer: ValkeyTokenBuffer, wakeups: ValkeyWakeups
+) -> None:
+    request = a_request()
+    await buffer.open(request)
+    subscription = await wakeups.subscribe(request.generation_id)
+    taken: list[bytes] = []
+
+    def take(frame: bytes) -> bool:
+        if frames.seq_of(frame) == 5:
+            raise RuntimeError("a follower at fault")
+        if frames.seq_of(frame) == 4:
+            return False
+        taken.append(frame)
+        return True
+
+    subscription.pipe(take)
+    loop = asyncio.get_running_loop()
+    begin, waiting = loop.time(), asyncio.create_task(subscription.next(0.4))
+    for seq in (1, 2, 3):
+        await asyncio.sleep(0.2)
+        await buffer.append(request.generation_id, 1, deltas(seq, f"{seq}"))
+    assert not waiting.done()  # each frame that was taken begins the wait anew
+    assert await waiting is None
+    assert loop.time() - begin >= 1.0
+    assert [frames.seq_of(frame) for frame in taken] == [1, 2, 3]
+
+    waiting = asyncio.create_task(subscription.next(5))
+    await asyncio.sleep(0)
+    await buffer.append(request.generation_id, 1, deltas(4, "4"))
+    assert frames.seq_of(await waiting or b"") == 4
+    waiting = asyncio.create_task(subscription.next(5))
+    await asyncio.sleep(0)
+    await buffer.append(request.generation_id, 1, deltas(5, "5"))
+    assert frames.seq_of(await waiting or b"") == 5  # the fault stays the follower's own
+    await buffer.append(request.generation_id, 1, deltas(6, "6"))
+    assert frames.seq_of(await subscription.next(5) or b"") == 6
+    assert len(taken) == 3
+    await subscription.close()

@@ -48,9 +48,7 @@ class NaiveHttp:
 
     async def _follow(self, key: str, send: Send) -> None:
         last = "0-0"
-        async with redis.asyncio.Redis.from_url(
-            self._url, single_connection_client=True, socket_timeout=None
-        ) as client:
+        async with redis.asyncio.Redis.from_url(self._url, single_connection_client=True) as client:
             while True:
                 answer = await client.xread({key: last}, block=BLOCK_MS)
                 streams = answer.items() if isinstance(answer, dict) else answer

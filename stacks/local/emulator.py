@@ -8,6 +8,7 @@ Run by the emulator's own Python (`backends.ministack_command`), which has nothi
 """
 
 import asyncio
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -89,6 +90,34 @@ class Journal:
         return [found.st_ino, found.st_size, found.st_mtime_ns]
 
 
+class SentBefore:
+    """What a transaction with a client token asked for: equal to the same request, sent again.
+
+    The emulator compares with its stored items themselves, which later writes change, and so refuses a repetition
+    that DynamoDB answers.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        request = json.loads(body)
+        self._token = request.pop("ClientRequestToken", None)
+        self._digest = self._of(request)
+
+    def __eq__(self, other: object) -> bool:
+        return self._of(other) == self._digest
+
+    __hash__ = None  # type: ignore[assignment] - compared, never looked up
+
+    def note(self) -> None:
+        """Put it in the place of what the emulator noted."""
+        noted = emulator._get_module("dynamodb")._txn_idempotency.get(self._token) if self._token else None
+        if noted is not None:
+            noted["signature"] = self
+
+    @staticmethod
+    def _of(request: object) -> bytes:
+        return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).digest()
+
+
 class Saver:
     """Saves services a moment after they changed."""
 
@@ -131,6 +160,8 @@ def journalling(journal, original):
         if answer[0] == 200 and not action.startswith(READS):
             if action in ITEM_WRITES:
                 journal.append(headers["x-amz-target"], body)
+                if action == "TransactWriteItems":
+                    SentBefore(body).note()
             else:  # tables: made rarely, with names and times of their own
                 save(["dynamodb"])
                 journal.begin()
@@ -159,7 +190,10 @@ async def replay(journal: Journal) -> None:
     for entry in entries:
         set_request_account_id(entry["account"])
         set_request_region(entry["region"])
-        await handler("POST", "/", {"x-amz-target": entry["target"]}, entry["body"].encode(), {})
+        body = entry["body"].encode()
+        await handler("POST", "/", {"x-amz-target": entry["target"]}, body, {})
+        if entry["target"].endswith("TransactWriteItems"):
+            SentBefore(body).note()
     if entries:
         save(["dynamodb"])
 

@@ -155,3 +155,28 @@ def test_users_objects_and_refused_writes_after_a_kill(emulator: Emulator) -> No
     assert emulator.client("cognito-idp").admin_get_user(UserPoolId=pool, Username="ada")["UserAttributes"] == made
     assert emulator.client("s3").get_object(Bucket="content", Key="a/b")["Body"].read() == b"\x00\xff" * 300_000
     assert count(emulator) == (1, 1)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_transaction_sent_again_is_answered_and_not_applied_again(emulator: Emulator, killed: bool) -> None:
+    """Also when what it wrote has changed since."""
+    request: dict[str, Any] = {
+        "ClientRequestToken": "once",
+        "TransactItems": [{"Put": {"TableName": TABLE, "Item": {"id": {"S": "one"}, "n": {"N": "1"}}}}],
+    }
+    emulator.client("dynamodb").transact_write_items(**request)
+    emulator.client("dynamodb").update_item(
+        TableName=TABLE,
+        Key={"id": {"S": "one"}},
+        UpdateExpression="SET n = :two",
+        ExpressionAttributeValues={":two": {"N": "2"}},
+    )
+    if killed:
+        emulator.end(signal.SIGKILL)
+        emulator.start()
+    client = emulator.client("dynamodb")
+    client.transact_write_items(**request)
+    assert client.get_item(TableName=TABLE, Key={"id": {"S": "one"}})["Item"]["n"]["N"] == "2"
+    request["TransactItems"][0]["Put"]["Item"]["n"]["N"] = "3"
+    with pytest.raises(client.exceptions.IdempotentParameterMismatchException):
+        client.transact_write_items(**request)

@@ -16,11 +16,6 @@ def new_id(prefix: str, now_ms: int | None = None) -> str:
     return f"{prefix}_{''.join(digits)}"
 
 
-def plausible_id(text: str) -> bool:
-    """Whether the service may have made it; anything else is unknown without asking a store."""
-    return 0 < len(text) <= 64 and text.isascii() and text.replace("_", "").isalnum()
-
-
 def now_ms() -> int:
     """Milliseconds since the epoch, UTC."""
     return int(time.time() * 1000)

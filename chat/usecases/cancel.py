@@ -4,7 +4,7 @@ import msgspec
 
 from chat.errors import NotFound
 from chat.model import FinishReason, Generation, GenerationStatus
-from chat.ports import Fenced, GenerationStore, JobState, Lanes, TokenBuffer
+from chat.ports import GenerationStore, JobState, Lanes, TokenBuffer
 from chat.usecases.finish_turn import FinishTurn
 
 
@@ -45,12 +45,6 @@ class CancelGeneration:
         if found is JobState.DISPATCHED:
             return Cancelled(ident, GenerationStatus.RUNNING, ended=False)
         # Queued (now out of its lane), or known to no pool: nobody else will end it.
-        try:
-            saved = await self._finish(
-                ident, generation.pool, attempt=None, outcome=None, reason=FinishReason.CANCELLED
-            )
-        except Fenced:
-            # A replica took it between the two steps; it sees the mark.
-            return Cancelled(ident, GenerationStatus.RUNNING, ended=False)
+        saved = await self._finish(ident, generation.pool, attempt=None, outcome=None, reason=FinishReason.CANCELLED)
         status = GenerationStatus.CANCELLED if saved is None else saved.status
         return Cancelled(ident, status, ended=False)

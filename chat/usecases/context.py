@@ -16,15 +16,11 @@ _LEFT_OUT = (MessageStatus.STREAMING, MessageStatus.REFUSED)
 
 
 class Context(msgspec.Struct, frozen=True):
-    """A prompt in tokens, and the reply cap that the model's context leaves.
-
-    `room_left`: all that was given fits, so that older messages may fit, too.
-    """
+    """A prompt in tokens, and the reply cap that the model's context leaves."""
 
     messages: list[ChatMessage]
     prompt_tokens: int
     max_tokens: int
-    room_left: bool
 
 
 class ContextBuilder:
@@ -53,18 +49,15 @@ class ContextBuilder:
                 param="content",
             )
         room = min(self._budget_tokens, model.context_tokens - reply_tokens)
-        chosen, room_left = [question], True
+        chosen = [question]
         for message in on_the_path(older):
             if used + self._cost(message) > room:
-                room_left = False
                 break
             used += self._cost(message)
             chosen.append(message)
-        if not room_left and chosen[-1].message.role is Role.ASSISTANT:
-            used -= self._cost(chosen.pop())  # a reply without its question says little, and some templates refuse it
         spoken = [ChatMessage(one.message.role, one.message.content) for one in reversed(chosen)]
         max_tokens = max(1, min(reply_tokens, model.context_tokens - used))
-        return Context([self._system, *spoken], used, max_tokens, room_left)
+        return Context([self._system, *spoken], used, max_tokens)
 
     def _cost(self, message: StoredMessage) -> int:
         return message.tokens + self._overhead

@@ -5,17 +5,13 @@ import contextlib
 import msgspec
 
 from chat.catalogue import Catalogue
-from chat.errors import NotFound, Unavailable
+from chat.errors import NotFound
 from chat.ids import new_id, now_ms, rfc3339
 from chat.model import Conversation, Message
 from chat.ports import AccountStore, ConversationStore
 from chat.requests import CreateConversationRequest
 from chat.settings import ModelSpec
 from chat.usecases.cancel import CancelGeneration
-
-PAGE_BYTES = 4_000_000
-"""Contents of one page of history as JSON: a Lambda's answer holds 6 MB. A page with less than was asked for goes on
-where it ends."""
 
 
 class ConversationPage(msgspec.Struct, frozen=True, rename="camel"):
@@ -82,8 +78,7 @@ class DeleteConversation:
         """Raises NotFound."""
         running = await self._conversations.delete(user_id, conversation_id)
         if running is not None:
-            # A store that is away must not keep the rows: nobody reads the reply that goes on.
-            with contextlib.suppress(NotFound, Unavailable):
+            with contextlib.suppress(NotFound):
                 await self._cancel(user_id, running)
         await self._conversations.purge(conversation_id)
 
@@ -97,15 +92,7 @@ class ListMessages:
     async def __call__(self, user_id: str, conversation_id: str, before: int | None, limit: int) -> MessagePage:
         """Raises NotFound."""
         found, following = await self._conversations.messages(user_id, conversation_id, before, limit)
-        page: list[Message] = []
-        size = 0
-        for stored in found:
-            size += len(msgspec.json.encode(stored.message.content))
-            if page and size > PAGE_BYTES:
-                following = page[-1].seq
-                break
-            page.append(stored.message)
-        return MessagePage(page, following)
+        return MessagePage([stored.message for stored in found], following)
 
 
 class ModelPage(msgspec.Struct, frozen=True):

@@ -1,6 +1,5 @@
-"""Send a message: moderate, build the context, claim and save in one transaction, queue."""
+"""Send a message: validate, claim, moderate, save, build the context, queue."""
 
-import asyncio
 from typing import Protocol
 
 from chat.ids import new_id, rfc3339
@@ -8,8 +7,6 @@ from chat.model import Message, MessageStatus, Role, StoredMessage
 from chat.ports import OpenedConversation
 from chat.requests import SendRequest
 from chat.usecases.turns import Ask, StartedGeneration, Turns, fingerprint
-
-_COUNTED_INLINE = 4000
 
 __all__ = ["AllowAll", "Moderation", "SendMessage", "StartedGeneration"]
 
@@ -39,9 +36,22 @@ class SendMessage:
     async def __call__(self, user_id: str, conversation_id: str, request: SendRequest) -> StartedGeneration:
         """The generation to follow. Raises what `api.md` lists under refusals."""
         turns = self._turns
+        plan = await turns.plan(user_id)
+        turns.catalogue.check(request.model, plan)
+        reply_tokens = turns.catalogue.reply_tokens(request.max_tokens, plan)
+        await self._moderation.check(user_id, request.content)
+        tokens = turns.counter.count(request.content)
+        ask = Ask(
+            user_id,
+            conversation_id,
+            request.client_message_id,
+            fingerprint("send", request.content, request.model, request.max_tokens),
+            plan,
+            request.model,
+            reply_tokens,
+        )
 
-        async def draft(opened: OpenedConversation) -> tuple[StoredMessage, list[StoredMessage]]:
-            await self._moderation.check(user_id, request.content)
+        def draft(opened: OpenedConversation) -> tuple[StoredMessage, list[StoredMessage]]:
             now = turns.clock()
             message = Message(
                 message_id=new_id("msg", now),
@@ -55,21 +65,7 @@ class SendMessage:
                 generation_id=None,
                 created_at=rfc3339(now),
             )
-            stored = StoredMessage(message, await self._count(request.content))
+            stored = StoredMessage(message, tokens)
             return stored, [stored, *opened.newest]
 
-        ask = Ask(
-            user_id,
-            conversation_id,
-            request.client_message_id,
-            fingerprint("send", request.content, request.model, request.max_tokens),
-            request.model,
-            request.max_tokens,
-        )
         return await turns.start(ask, draft)
-
-    async def _count(self, content: str) -> int:
-        """Long contents are counted beside the event loop: a tokenizer takes about a microsecond a character."""
-        if len(content) <= _COUNTED_INLINE:
-            return self._turns.counter.count(content)
-        return await asyncio.to_thread(self._turns.counter.count, content)

@@ -1,17 +1,16 @@
 """What sending and regenerating share: claim, save, queue; attach to what was claimed before; recover."""
 
-import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
 from chat import tracing
 from chat.catalogue import Catalogue
-from chat.errors import ChatError, ConversationBusy, IdempotencyConflict, InternalError, NotFound, Unavailable
+from chat.errors import ConversationBusy, IdempotencyConflict, InternalError, NotFound, Unavailable
 from chat.ids import new_id, now_ms, rfc3339
 from chat.keys import HOLD_SECONDS
 from chat.model import Generation, GenerationRequest, GenerationStatus, Job, Message, MessageStatus, Role, StoredMessage
@@ -37,9 +36,6 @@ NEWEST = 40
 TRIES = 5
 """Concurrent sends to one conversation make each other read again; more than this is no accident."""
 
-PAGES = 20
-"""Further pages of history read for one prompt, at most."""
-
 ACCOUNT_SECONDS = 30.0
 _CACHED_ACCOUNTS = 50_000
 
@@ -56,17 +52,18 @@ class StartedGeneration(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Ask:
-    """What a send or a regeneration asks for; `max_tokens` None is the plan's default."""
+    """What a send or a regeneration asks for, once it is known to be allowed."""
 
     user_id: str
     conversation_id: str
     client_message_id: str
     fingerprint: str
+    plan: PlanSpec
     model: str | None
-    max_tokens: int | None
+    reply_tokens: int
 
 
-Draft = Callable[[OpenedConversation], Awaitable[tuple[StoredMessage | None, list[StoredMessage]]]]
+Draft = Callable[[OpenedConversation], tuple[StoredMessage | None, list[StoredMessage]]]
 """From the opened conversation: the user's new message, if any, and the history newest first that ends the prompt."""
 
 
@@ -88,115 +85,58 @@ class Turns:
     ) -> None:
         self.conversations, self.generations, self._accounts = conversations, generations, accounts
         self._buffer, self._lanes = buffer, lanes
-        self.counter, self._catalogue, self._context = counter, catalogue, context
+        self.counter, self.catalogue, self._context = counter, catalogue, context
         self._temperature, self.clock = temperature, clock
         self._plans: dict[str, tuple[float, PlanSpec]] = {}
-        self._launches: set[asyncio.Task[StartedGeneration | BeginStatus]] = set()
+
+    async def plan(self, user_id: str) -> PlanSpec:
+        """The caller's plan, at most 30 seconds old."""
+        known = self._plans.get(user_id)
+        if known is not None and time.monotonic() - known[0] < ACCOUNT_SECONDS:
+            return known[1]
+        plan = self.catalogue.plan((await self._accounts.get(user_id)).plan)
+        if len(self._plans) >= _CACHED_ACCOUNTS:
+            self._plans.clear()
+        self._plans[user_id] = (time.monotonic(), plan)
+        return plan
 
     async def start(self, ask: Ask, draft: Draft) -> StartedGeneration:
         """Begin the turn, or attach to the one that this clientMessageId began before."""
-        read_us = tracing.clock_us()
-        plan, opened = await self._plan_and_conversation(ask)
         for _ in range(TRIES):
+            read_us = tracing.clock_us()
+            opened = await self.conversations.open(ask.user_id, ask.conversation_id, NEWEST)
             opened_us = tracing.clock_us()
             if opened.active_generation_id is not None:
                 known = await self.conversations.find_send(ask.conversation_id, ask.client_message_id)
                 if known is not None:
                     return await self._attach(ask, known)
-                await self._make_way(ask.conversation_id, opened.active_generation_id)
-            else:
-                try:
-                    turn, context = await self._turn(ask, plan, opened, draft)
-                except ChatError:
-                    # What was accepted once stays accepted, whatever plan, models or limits are by now.
-                    known = await self.conversations.find_send(ask.conversation_id, ask.client_message_id)
-                    if known is None:
-                        raise
-                    return await self._attach(ask, known)
-                started = await self._unhindered(
-                    self._launch(ask.user_id, turn, context, {"read": read_us, "opened": opened_us})
-                )
-                if isinstance(started, StartedGeneration):
-                    return started
-                if started is BeginStatus.GONE:
-                    raise NotFound("There is no such conversation.")
-                known = None
-                if started is BeginStatus.CLAIMED:
-                    known = await self.conversations.find_send(ask.conversation_id, ask.client_message_id)
+                if await self._runs(opened.active_generation_id):
+                    raise ConversationBusy(
+                        "Another reply is running in this conversation; follow or stop it first.",
+                        generation_id=opened.active_generation_id,
+                    )
+                await self.conversations.release(ask.conversation_id, opened.active_generation_id)
+                continue
+            turn, context = self._turn(ask, opened, draft)
+            status = await self.conversations.begin_turn(ask.user_id, turn)
+            if status is BeginStatus.CREATED:
+                ident = turn.generation.generation_id
+                tracing.mark(ident, "read", read_us)
+                tracing.mark(ident, "opened", opened_us)
+                tracing.mark(ident, "saved")
+                return await self._queue(turn.generation, context, attached=False)
+            if status is BeginStatus.CLAIMED:
+                known = await self.conversations.find_send(ask.conversation_id, ask.client_message_id)
                 if known is not None:
                     return await self._attach(ask, known)
-            opened = await self.conversations.open(ask.user_id, ask.conversation_id, NEWEST)
+            if status is BeginStatus.GONE:
+                raise NotFound("There is no such conversation.")
         raise Unavailable("Too many messages at once in this conversation; try again.", retry_after_seconds=1)
 
     async def recover(self, generation: Generation) -> StartedGeneration:
         """Queue a saved generation that the buffer does not know: a crash came between, or Valkey lost it."""
-        history = await self.history_from(
-            generation.user_id, generation.conversation_id, generation.reply_seq, generation.parent_id
-        )
-        model = self._model_of(generation)
-        context = await self._fill(generation.user_id, history, model, generation.max_tokens)
-        place = await self._queue(generation, context)
-        return _started(generation, place, attached=True)
-
-    async def history_from(
-        self, user_id: str, conversation_id: str, before: int, message_id: str | None
-    ) -> list[StoredMessage]:
-        """Messages newest first from `message_id`, which is below number `before`. Raises NotFound."""
-        following: int | None = before
-        for _ in range(PAGES):
-            found, following = await self.conversations.messages(user_id, conversation_id, following, NEWEST)
-            for place, stored in enumerate(found):
-                if stored.message.message_id == message_id:
-                    return found[place:]
-            if following is None:
-                break
-        raise NotFound("The message that was to be answered is not there.")
-
-    async def _plan_and_conversation(self, ask: Ask) -> tuple[PlanSpec, OpenedConversation]:
-        """The caller's plan, at most 30 seconds old, and the conversation, at the same time."""
-        opening = self.conversations.open(ask.user_id, ask.conversation_id, NEWEST)
-        known = self._plans.get(ask.user_id)
-        if known is not None and time.monotonic() - known[0] < ACCOUNT_SECONDS:
-            return known[1], await opening
-        account, opened = await asyncio.gather(self._accounts.get(ask.user_id), opening)
-        plan = self._catalogue.plan(account.plan)
-        if len(self._plans) >= _CACHED_ACCOUNTS:
-            self._plans.clear()
-        self._plans[ask.user_id] = (time.monotonic(), plan)
-        return plan, opened
-
-    async def _unhindered(
-        self, launch: Coroutine[None, None, StartedGeneration | BeginStatus]
-    ) -> StartedGeneration | BeginStatus:
-        """A client that goes away between saving and queueing must not leave a turn that never runs."""
-        task = asyncio.create_task(launch)
-        self._launches.add(task)
-        task.add_done_callback(self._launches.discard)
-        return await asyncio.shield(task)
-
-    async def _launch(
-        self, user_id: str, turn: NewTurn, context: Context, marks: Mapping[str, int], old: Send | None = None
-    ) -> StartedGeneration | BeginStatus:
-        """Save and queue; `old` is the refused send that is tried again."""
-        if old is None:
-            status = await self.conversations.begin_turn(user_id, turn)
-        else:
-            status = await self.conversations.retry_turn(user_id, old, turn)
-        if status is not BeginStatus.CREATED:
-            return status
-        generation = turn.generation
-        for stage, at_us in marks.items():
-            tracing.mark(generation.generation_id, stage, at_us)
-        tracing.mark(generation.generation_id, "saved")
-        try:
-            place = await self._queue(generation, context)
-        except Unavailable as error:
-            with contextlib.suppress(Unavailable):
-                await self.generations.refuse(generation.generation_id, self.clock())
-            raise Unavailable(
-                "The message is saved but could not be queued; send it again with the same clientMessageId."
-            ) from error
-        return _started(generation, place, attached=False)
+        context = self._context_of(generation, await self._history(generation))
+        return await self._queue(generation, context, attached=True)
 
     async def _attach(self, ask: Ask, known: Send) -> StartedGeneration:
         if known.fingerprint != ask.fingerprint:
@@ -206,8 +146,11 @@ class Turns:
             raise InternalError("The claimed reply is not there; send with a new clientMessageId.")
         if generation.status is GenerationStatus.REFUSED:
             return await self._retry(ask, known, generation)
-        place = None if generation.status.final else await self._ensure_queued(generation)
-        return _started(generation, place, attached=True)
+        if not generation.status.final and await self._buffer.live(generation.generation_id) is None:
+            return await self.recover(generation)
+        return StartedGeneration(
+            generation.generation_id, ask.conversation_id, generation.pool, place=None, attached=True
+        )
 
     async def _retry(self, ask: Ask, known: Send, refused: Generation) -> StartedGeneration:
         """A refused send gets a new generation in the same place."""
@@ -222,50 +165,22 @@ class Turns:
             error=None,
             finished_at=None,
         )
-        history = await self.history_from(ask.user_id, ask.conversation_id, refused.reply_seq, refused.parent_id)
-        context = await self._fill(ask.user_id, history, self._model_of(refused), refused.max_tokens)
+        history = await self._history(generation)
+        context = self._context_of(generation, history)
         send = msgspec.structs.replace(known, generation_id=generation.generation_id)
         turn = NewTurn(send, None, _reply(generation), generation, known.reply_seq, title=None)
-        for _ in range(TRIES):
-            started = await self._unhindered(self._launch(ask.user_id, turn, context, {}, old=known))
-            if isinstance(started, StartedGeneration):
-                return started
-            if started is BeginStatus.GONE:
-                raise NotFound("There is no such conversation.")
-            if started is BeginStatus.CLAIMED:
-                current = await self.conversations.find_send(ask.conversation_id, ask.client_message_id)
-                if current is not None and current.generation_id != known.generation_id:
-                    return await self._attach(ask, current)
-            opened = await self.conversations.open(ask.user_id, ask.conversation_id, 0)
-            if opened.active_generation_id is not None:
-                await self._make_way(ask.conversation_id, opened.active_generation_id)
-        raise Unavailable("Too many messages at once in this conversation; try again.", retry_after_seconds=1)
+        status = await self.conversations.retry_turn(ask.user_id, known, turn)
+        if status is BeginStatus.CREATED:
+            return await self._queue(generation, context, attached=False)
+        if status is BeginStatus.GONE:
+            raise NotFound("There is no such conversation.")
+        if status is BeginStatus.CLAIMED:
+            current = await self.conversations.find_send(ask.conversation_id, ask.client_message_id)
+            if current is not None and current.generation_id != known.generation_id:
+                return await self._attach(ask, current)
+        raise ConversationBusy("Another reply is running in this conversation; follow or stop it first.")
 
-    async def _make_way(self, conversation_id: str, active_id: str) -> None:
-        """Raises ConversationBusy, unless what holds the conversation is over. What holds it must also run:
-        one that a crash or Valkey lost is queued again, so that no conversation is busy for ever."""
-        active = await self.generations.get(active_id)
-        if active is None or active.status.final:
-            await self.conversations.release(conversation_id, active_id)
-            return
-        await self._ensure_queued(active)
-        raise ConversationBusy(
-            "Another reply is running in this conversation; follow or stop it first.", generation_id=active_id
-        )
-
-    async def _ensure_queued(self, generation: Generation) -> QueuePlace | None:
-        """An unfinished generation runs, or is queued again. A job too many is harmless: it meets a sealed outcome."""
-        live = await self._buffer.live(generation.generation_id)
-        if live is None:
-            return (await self.recover(generation)).place
-        if live.attempt > 0 or live.last_seq > 0 or live.sealed:
-            return None
-        place = await self._lanes.place(generation.pool, generation.generation_id)
-        if place is not None:
-            return place
-        return await self._lanes.enqueue(generation.pool, self._job(generation, generation.hold_tokens))
-
-    async def _queue(self, generation: Generation, context: Context) -> QueuePlace:
+    async def _queue(self, generation: Generation, context: Context, *, attached: bool) -> StartedGeneration:
         request = GenerationRequest(
             generation_id=generation.generation_id,
             user_id=generation.user_id,
@@ -281,45 +196,33 @@ class Turns:
             temperature=self._temperature,
             created_at_ms=self.clock(),
         )
-        await self._buffer.open(request)
-        job = self._job(generation, context.prompt_tokens + context.max_tokens)
-        place = await self._lanes.enqueue(generation.pool, job)
-        tracing.mark(generation.generation_id, "enqueued")
-        return place
-
-    def _job(self, generation: Generation, kv_tokens: int) -> Job:
-        return Job(
+        job = Job(
             generation.generation_id,
             generation.user_id,
             generation.conversation_id,
             generation.plan,
-            kv_tokens,
+            context.prompt_tokens + context.max_tokens,
             self.clock(),
         )
+        try:
+            await self._buffer.open(request)
+            place = await self._lanes.enqueue(generation.pool, job)
+        except Unavailable as error:
+            with contextlib.suppress(Unavailable):
+                await self.generations.refuse(generation.generation_id, self.clock())
+            raise Unavailable(
+                "The message is saved but could not be queued; send it again with the same clientMessageId."
+            ) from error
+        tracing.mark(generation.generation_id, "enqueued")
+        return StartedGeneration(
+            generation.generation_id, generation.conversation_id, generation.pool, place, attached=attached
+        )
 
-    async def _fill(self, user_id: str, history: list[StoredMessage], model: ModelSpec, reply_tokens: int) -> Context:
-        """The context, with as many pages of history as it has room for."""
-        conversation_id = history[0].message.conversation_id
-        context = self._context.build(history, model, reply_tokens)
-        for _ in range(PAGES):
-            oldest = history[-1].message.seq
-            if not context.room_left or oldest <= 1:
-                break
-            found, _ = await self.conversations.messages(user_id, conversation_id, oldest, NEWEST)
-            if not found:
-                break
-            history = [*history, *found]
-            context = self._context.build(history, model, reply_tokens)
-        return context
-
-    async def _turn(
-        self, ask: Ask, plan: PlanSpec, opened: OpenedConversation, draft: Draft
-    ) -> tuple[NewTurn, Context]:
-        model = self._catalogue.choose(ask.model, opened.conversation.model, plan)
-        reply_tokens = self._catalogue.reply_tokens(ask.max_tokens, plan)
-        user, history = await draft(opened)
-        context = await self._fill(ask.user_id, history, model, reply_tokens)
+    def _turn(self, ask: Ask, opened: OpenedConversation, draft: Draft) -> tuple[NewTurn, Context]:
         now = self.clock()
+        model = self.catalogue.choose(ask.model, opened.conversation.model, ask.plan)
+        user, history = draft(opened)
+        context = self._context.build(history, model, ask.reply_tokens)
         last = opened.conversation.last_seq
         reply_seq = last + (1 if user is None else 2)
         question = history[0].message
@@ -330,7 +233,7 @@ class Turns:
             message_id=new_id("msg", now + 1),
             reply_seq=reply_seq,
             parent_id=question.message_id,
-            plan=plan.name,
+            plan=ask.plan.name,
             model=model.id,
             pool=model.pool,
             status=GenerationStatus.QUEUED,
@@ -345,18 +248,25 @@ class Turns:
         title = None if user is None or opened.conversation.title else title_of(user.message.content)
         return NewTurn(send, user, _reply(generation), generation, last, title), context
 
-    def _model_of(self, generation: Generation) -> ModelSpec:
-        """A model that is no longer in the catalogue keeps the room that it was given."""
-        known = self._catalogue.model(generation.model)
-        return known or ModelSpec(
+    async def _runs(self, generation_id: str) -> bool:
+        generation = await self.generations.get(generation_id)
+        return generation is not None and not generation.status.final
+
+    async def _history(self, generation: Generation) -> list[StoredMessage]:
+        """Newest first from the message that the generation answers."""
+        found, _ = await self.conversations.messages(
+            generation.user_id, generation.conversation_id, generation.reply_seq, NEWEST
+        )
+        for place, stored in enumerate(found):
+            if stored.message.message_id == generation.parent_id:
+                return found[place:]
+        raise NotFound("The message that was to be answered is not there.")
+
+    def _context_of(self, generation: Generation, history: list[StoredMessage]) -> Context:
+        model = self.catalogue.model(generation.model) or ModelSpec(
             generation.model, generation.pool, generation.prompt_tokens + generation.max_tokens, [], 0, 0
         )
-
-
-def _started(generation: Generation, place: QueuePlace | None, *, attached: bool) -> StartedGeneration:
-    return StartedGeneration(
-        generation.generation_id, generation.conversation_id, generation.pool, place, attached=attached
-    )
+        return self._context.build(history, model, generation.max_tokens)
 
 
 def fingerprint(*parts: object) -> str:

@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,6 @@ from aws_lambda_powertools import Logger
 from chat.errors import ChatError, InternalError, InvalidRequest, MethodNotAllowed, NotFound, Unauthenticated
 from chat.ids import new_id
 from functions.common.loop import run
-from functions.common.measure import note
 
 logger = Logger(service="api")
 
@@ -49,13 +47,6 @@ class Api:
 
     def __call__(self, event: dict[str, Any], context: Any) -> dict[str, Any]:
         """The Lambda handler: API Gateway's proxy event in, proxy answer out. Never raises."""
-        began = time.perf_counter()
-        answer = self._answer_to(event)
-        known = (event.get("httpMethod", ""), event.get("resource", ""))
-        note(" ".join(known) if known in self._routes else "unknown", answer["statusCode"], time.perf_counter() - began)
-        return answer
-
-    def _answer_to(self, event: dict[str, Any]) -> dict[str, Any]:
         headers = {name.lower(): value for name, value in (event.get("headers") or {}).items()}
         ident = _request_id(event, headers)
         try:

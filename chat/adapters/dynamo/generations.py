@@ -10,7 +10,7 @@ from chat.adapters.dynamo.client import DynamoCalls, TransactionCancelled, trans
 from chat.adapters.dynamo.objects import Contents
 from chat.adapters.dynamo.values import Expression, Row, from_item, to_item
 from chat.errors import NotFound, Unavailable
-from chat.ids import plausible_id, rfc3339, utc_day
+from chat.ids import rfc3339, utc_day
 from chat.model import Generation, GenerationStatus, MessageStatus, Outcome
 
 _UNFINISHED = (GenerationStatus.QUEUED, GenerationStatus.RUNNING)
@@ -31,8 +31,6 @@ class DynamoGenerations:
 
     async def get(self, generation_id: str) -> Generation | None:
         """A key lookup."""
-        if not plausible_id(generation_id):
-            return None
         found = await self._calls.call(
             "get_item", TableName=self._table, Key={"generationId": {"S": generation_id}}, ConsistentRead=True
         )

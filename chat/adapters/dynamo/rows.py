@@ -18,7 +18,7 @@ import msgspec
 
 from chat import keys
 from chat.adapters.dynamo.values import Row
-from chat.model import Conversation, Cost, Generation, Message, MessageStatus, Role, StoredMessage, Usage
+from chat.model import Conversation, Cost, Generation, Message, StoredMessage, Usage
 from chat.ports import Send
 
 DELETED_USER = "~deleted"
@@ -82,21 +82,18 @@ def message(stored: StoredMessage, content: Row) -> Row:
 def stored_message(row: Row, content: str) -> StoredMessage:
     """From a message's row and its content."""
     usage, usd = row.get("usage"), row.get("usd")
-    message = Message(
-        message_id=row["messageId"],
-        conversation_id=row["conversationId"],
-        seq=row["seq"],
-        role=Role(row["role"]),
-        content=content,
-        status=MessageStatus(row["status"]),
-        model=row.get("model"),
-        parent_id=row.get("parentId"),
-        generation_id=row.get("generationId"),
-        created_at=row["createdAt"],
-        usage=None if usage is None else Usage(usage["inputTokens"], usage["outputTokens"], usage["cachedTokens"]),
-        cost=None if usd is None else Cost(usd),
+    source = {name: row.get(_camel(name)) for name in _MESSAGE_PLAIN}
+    parsed = msgspec.convert(
+        {_camel(name): value for name, value in source.items()} | {"content": content, "usage": usage}, Message
     )
-    return StoredMessage(message, row["tokens"])
+    if usd is not None:
+        parsed = msgspec.structs.replace(parsed, cost=Cost(usd))
+    return StoredMessage(parsed, row["tokens"])
+
+
+_MESSAGE_PLAIN = (
+    "message_id", "conversation_id", "seq", "role", "status", "model", "parent_id", "generation_id", "created_at",
+)  # fmt: skip
 
 
 def send(conversation_id: str, claim: Send) -> Row:

@@ -1,4 +1,4 @@
-"""Making the stores: over plain HTTP in containers, over boto3 in Lambdas."""
+"""Making the stores: over aiobotocore in containers, over boto3 in Lambdas."""
 
 import os
 from collections.abc import AsyncIterator
@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from chat.adapters.dynamo.accounts import DynamoAccounts
-from chat.adapters.dynamo.client import BlockingCalls, DynamoCalls, with_retries
+from chat.adapters.dynamo.client import AioCalls, BlockingCalls, DynamoCalls, with_retries
 from chat.adapters.dynamo.conversations import DynamoConversations
 from chat.adapters.dynamo.generations import DynamoGenerations
 from chat.adapters.dynamo.objects import Contents, ObjectCalls
-from chat.adapters.dynamo.signing import Credentials
-from chat.settings import SettingsError, StoreSettings
+from chat.settings import StoreSettings
 
 _OPTIONS: dict[str, Any] = {
     "retries": {"total_max_attempts": 1},  # ours know the deadline
@@ -50,48 +49,30 @@ def _stores(settings: StoreSettings, calls: DynamoCalls, contents: Contents) -> 
     )
 
 
-def _region() -> str:
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if not region:
-        raise SettingsError("AWS_REGION is not set")
-    return region
+def _region() -> str | None:
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
 
 
 @asynccontextmanager
 async def connect(settings: StoreSettings) -> AsyncIterator[Stores]:
     """The stores of a container, for as long as the context lasts. Nothing is called before the first use."""
-    # Only containers carry these.
+    # Only containers carry these two.
     from aiobotocore.config import AioConfig
     from aiobotocore.session import get_session
-    from botocore.exceptions import NoCredentialsError
 
-    from chat.adapters.dynamo.http import HttpCalls
-
-    session, region = get_session(), _region()
-
-    async def credentials() -> Credentials:
-        found = await session.get_credentials()
-        if found is None:
-            raise NoCredentialsError
-        frozen: Credentials = await found.get_frozen_credentials()
-        return frozen
-
+    session = get_session()
+    config = AioConfig(**_OPTIONS)
     async with AsyncExitStack() as stack:
 
+        async def client(service: str) -> Any:
+            made: Any = session.create_client(service, region_name=_region(), config=config)  # type: ignore[call-overload]
+            return await stack.enter_async_context(made)
+
         async def objects() -> ObjectCalls:
-            client: Any = session.create_client("s3", region_name=region, config=AioConfig(**_OPTIONS))
-            return _AioObjects(await stack.enter_async_context(client))
+            return _AioObjects(await client("s3"))
 
-        calls = HttpCalls(_endpoint(session, region), region, credentials)
-        stack.callback(calls.close)
+        calls = AioCalls(await client("dynamodb"))
         yield _stores(settings, calls, Contents(settings.content_bucket, objects))
-
-
-def _endpoint(session: Any, region: str) -> str:
-    """Where DynamoDB is; the variables are the SDKs' own."""
-    given = os.environ.get("AWS_ENDPOINT_URL_DYNAMODB") or os.environ.get("AWS_ENDPOINT_URL")
-    suffix = "amazonaws.com.cn" if session.get_partition_for_region(region) == "aws-cn" else "amazonaws.com"
-    return given or f"https://dynamodb.{region}.{suffix}"
 
 
 def connect_blocking(settings: StoreSettings) -> Stores:

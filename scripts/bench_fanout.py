@@ -6,29 +6,26 @@ it can bear, and for ours at that size. DynamoDB is not needed to follow. Writes
 """
 
 import argparse
-import http.server
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import jwt
 import psutil
 from bench_path import figure, machine
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from stacks.local import backends  # noqa: E402 - the path comes first
+from stacks.local.issuer import Issuer  # noqa: E402
 
 REPORT = ROOT / "docs" / "performance" / "fanout.md"
 ISSUER, AUDIENCE, USER = "https://issuer.bench", "bench", "bench"
@@ -69,40 +66,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-class Issuer:
-    """Signs tokens with a key of its own and publishes it."""
-
-    def __init__(self) -> None:
-        self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        published = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self._key.public_key())) | {"kid": "k1", "use": "sig"}
-        document = json.dumps({"keys": [published]}).encode()
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(document)
-
-            def log_message(self, *_: object) -> None:
-                """Quiet."""
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}/jwks.json"
-
-    def token(self) -> str:
-        """For the benchmark's user, valid for an hour."""
-        claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": USER, "exp": int(time.time()) + 3600}
-        return jwt.encode(claims, self._key, "RS256", {"kid": "k1"})
-
-
 class Bench:
     """The processes that all runs share."""
 
     def __init__(self, directory: Path, options: argparse.Namespace) -> None:
         self._options, self._directory = options, directory
         self._started: list[subprocess.Popen] = []
-        self._issuer = Issuer()
+        self._issuer = Issuer(ISSUER, AUDIENCE)
         self._environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         port = backends.free_port()
         self._valkey = backends.start(
@@ -187,7 +157,7 @@ class Bench:
         producer = self._part("producer", "--valkey", self._valkey_url, *common, *schedule)
         line_of(producer)
         print(f"{name}: {connections} generations are open, connecting the clients", flush=True)
-        clients = self._part("clients", "--port", str(port), *common, "--token", self._issuer.token())
+        clients = self._part("clients", "--port", str(port), *common, "--token", self._issuer.token(USER, 3600))
         line_of(clients)
         time.sleep(SETTLE_SECONDS)
         print(f"{name}: connected, producing for {options.seconds:g} s", flush=True)

@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
 from chat import tracing
 from chat.adapters import dynamo
@@ -13,7 +11,7 @@ from chat.errors import NotFound
 from chat.settings import DispatcherSettings
 from chat.usecases.cancel import CancelGeneration
 from chat.usecases.finish_turn import FinishTurn
-from containers.common.asgi import Json
+from containers.common.asgi import Json, Receive, Scope, Send
 from containers.common.process import run, serving, stop_event
 from containers.dispatcher.loops import PoolLoops
 from containers.dispatcher.metrics import Metrics
@@ -28,12 +26,7 @@ class DispatcherHttp:
     def __init__(self, pools: list[PoolLoops], metrics: Metrics) -> None:
         self._pools, self._metrics = pools, metrics
 
-    async def __call__(
-        self,
-        scope: MutableMapping[str, Any],
-        receive: Callable[[], Awaitable[Any]],
-        send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
-    ) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         json = Json(send)

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 from chat import frames, tracing
 from chat.errors import ChatError, InternalError, MethodNotAllowed, NotFound, Unauthenticated, Unavailable
 from chat.ports import TokenVerifier
-from chat.requests import MAX_BODY_BYTES, RegenerateRequest, SendRequest, decode
+from chat.requests import MAX_BODY_BYTES, RegenerateRequest, SendRequest, decode, sequence_number
 from chat.usecases.follow_stream import Followed, Follower, FollowStream
 from chat.usecases.regenerate import Regenerate
 from chat.usecases.send_message import SendMessage, StartedGeneration
@@ -121,9 +121,10 @@ class StreamerHttp:
         user_id = await self._user(connection)
         body = await read_body(connection.scope, connection.receive, MAX_BODY_BYTES)
         request = decode(body, RegenerateRequest, header(connection.scope, b"content-type"))
-        if not (seq.isascii() and seq.isdigit()) or len(seq) > 10:
+        number = sequence_number(seq)
+        if number is None:
             raise NotFound("There is no such message; its number is a whole number.")
-        started = await self._use_cases.regenerate(user_id, conversation_id, int(seq), request)
+        started = await self._use_cases.regenerate(user_id, conversation_id, number, request)
         await self._answer_with(connection, user_id, started)
 
     async def _answer_with(self, connection: Connection, user_id: str, started: StartedGeneration) -> None:

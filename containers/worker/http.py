@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 import msgspec
@@ -15,12 +15,8 @@ from chat.errors import ChatError, EngineFailed, InvalidRequest, MethodNotAllowe
 from chat.ids import now_ms
 from chat.model import ChatMessage, FinishReason, GenerationRequest
 from chat.ports import Engine
-from containers.common.asgi import ClientGone, Json, read_body
+from containers.common.asgi import ClientGone, Json, Receive, Scope, Send, read_body
 from containers.worker.metrics import Metrics
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 

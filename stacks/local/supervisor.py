@@ -259,7 +259,9 @@ def _program_digest(options: Options) -> str:
         ROOT / "chat" / "keys.py",
         *(ROOT / "build" / "functions-local").glob("*.sha256"),
     ]
-    for folder in ("infra", "stacks"):
+    files += [ROOT / "stacks" / "local" / name for name in ("options.py", "program.py")]
+    files += (ROOT / "stacks").glob("*.yaml")
+    for folder in ("infra", "stacks/local/applier"):
         files += [file for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".yaml")]
     for file in sorted(files):
         digest.update(str(file).encode() + b"\0" + file.read_bytes())

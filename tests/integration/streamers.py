@@ -1,52 +1,22 @@
 """Streamer processes for tests, an issuer of tokens, and a client on raw sockets."""
 
 import asyncio
-import http.server
 import json
 import os
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
-import jwt
 import msgspec
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from chat.settings import ModelSpec, PlanSpec, StoreSettings
 from stacks.local import backends
+from stacks.local.issuer import Issuer
 
 PLANS = [PlanSpec("free", 1, 2000), PlanSpec("plus", 0, 8000)]
 MODELS = [ModelSpec("sim-large", "large", 8000, ["free", "plus"], 1.0, 2.0)]
 ISSUER, AUDIENCE = "https://issuer.test", "chat"
-
-
-class Issuer:
-    """Signs tokens with a key of its own and publishes it."""
-
-    def __init__(self) -> None:
-        self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        published = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self._key.public_key())) | {"kid": "k1", "use": "sig"}
-        document = json.dumps({"keys": [published]}).encode()
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(document)
-
-            def log_message(self, *_: object) -> None:
-                """Quiet."""
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}/jwks.json"
-
-    def token(self, user: str = "ada", **claims: object) -> str:
-        values = {"iss": ISSUER, "aud": AUDIENCE, "sub": user, "exp": int(time.time()) + 600}
-        return jwt.encode(values | claims, self._key, "RS256", {"kid": "k1"})
 
 
 class Streamer:

@@ -263,6 +263,7 @@ async def test_it_starts_without_valkey_and_works_once_there_is_one(
     port, pool = backends.free_port(), new_id("pool")
     process = dispatcher(pool, port=port)
     await process.until_healthy()
+    await until(lambda: "dispatch: a store is away" in process.log.read_text())
     server = backends.start(backends.valkey_command(tmp_path / "valkey", port), tmp_path / "valkey.log")
     try:
         await asyncio.to_thread(backends.assign_slots, port)

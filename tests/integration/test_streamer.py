@@ -22,8 +22,9 @@ from chat.requests import MAX_BODY_BYTES
 from chat.settings import StoreSettings
 from chat.usecases.finish_turn import FinishTurn
 from stacks.local import backends
+from stacks.local.issuer import Issuer
 from tests.integration import tables
-from tests.integration.streamers import MODELS, PLANS, Issuer, Streamer
+from tests.integration.streamers import AUDIENCE, ISSUER, MODELS, PLANS, Streamer
 from tests.integration.test_token_buffer import a_request
 
 Build = Callable[..., Awaitable[Streamer]]
@@ -39,7 +40,7 @@ def stores_settings(ministack_port: int) -> Iterator[StoreSettings]:
 
 @pytest.fixture(scope="module")
 def issuer() -> Iterator[Issuer]:
-    made = Issuer()
+    made = Issuer(ISSUER, AUDIENCE)
     yield made
     made.server.shutdown()
 
@@ -188,7 +189,7 @@ def shared(
 
 async def test_a_body_without_length_is_read_only_up_to_the_limit(shared: Streamer) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", shared.port)
-    token = shared.issuer.token()
+    token = shared.issuer.token("ada")
     head = f"POST /v1/conversations/c/messages HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
     writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
     chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
@@ -205,7 +206,7 @@ async def test_tokens_of_others_expired_or_missing_are_refused(shared: Streamer,
     stranger = await (await shared.follow(generation_id, user="eve")).rest()
     assert (stranger.status, stranger.json()["error"]["code"]) == (404, "not_found")
     for claims in ({"exp": 1}, {"iss": "https://other"}, {"aud": "other"}):
-        token = f"Bearer {shared.issuer.token(**claims)}"
+        token = f"Bearer {shared.issuer.token('ada', **claims)}"
         assert (await shared.ask("GET", path, Authorization=token)).status == 401
     assert (await shared.ask("GET", path, user=None)).status == 401
 
